@@ -29,6 +29,18 @@ def floating(**values: Any) -> None:
             raise TypeError(f"`{name}` must have a floating-point type, got {value.dtype}")
 
 
+def full_precision(**values: Any) -> None:
+    """Every value is a float32 or float64 tensor.
+
+    Raises:
+        TypeError: a value is not a tensor, or has another type.
+    """
+    tensor(**values)
+    for name, value in values.items():
+        if value.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"`{name}` must be float32 or float64, got {value.dtype}")
+
+
 def same_shape(**tensors: Tensor) -> None:
     """Every tensor has exactly the shape of the first; nothing is broadcast.
 
@@ -55,7 +67,28 @@ def finite(**tensors: Tensor) -> None:
     """
     tensor(**tensors)
     for name, value in tensors.items():
-        _reject(~torch.isfinite(value), value, f"`{name}` must be finite")
+        reject(~torch.isfinite(value), value, f"`{name}` must be finite")
+
+
+def normalized(**log_probs: Tensor) -> None:
+    """Every row of the last dimension holds the log-probabilities of a whole distribution.
+
+    Logits, a truncated softmax and rows with NaN all fail: their probabilities do not sum to 1.
+
+    Raises:
+        TypeError: a value is not a float32 or float64 tensor.
+        ValueError: a value has no last dimension, or the probabilities of a row do not sum to 1
+            within 1e-3; the message gives the first such row and its sum.
+    """
+    full_precision(**log_probs)
+    for name, value in log_probs.items():
+        if value.dim() == 0:
+            raise ValueError(f"`{name}` must have shape (..., V), got ()")
+        total = value.detach().logsumexp(-1).exp()
+        off = ~((total - 1).abs() <= 1e-3)  # also true where the sum is NaN
+        reject(
+            off, total, f"`{name}` must have probabilities that sum to 1 over the last dimension"
+        )
 
 
 def binary(**masks: Tensor) -> None:
@@ -68,10 +101,11 @@ def binary(**masks: Tensor) -> None:
     tensor(**masks)
     for name, mask in masks.items():
         if mask.dtype != torch.bool:
-            _reject((mask != 0) & (mask != 1), mask, f"`{name}` must hold only 0 and 1")
+            reject((mask != 0) & (mask != 1), mask, f"`{name}` must hold only 0 and 1")
 
 
-def _reject(bad: Tensor, values: Tensor, expected: str) -> None:
+def reject(bad: Tensor, values: Tensor, expected: str) -> None:
+    """Raise a ValueError if any entry is bad, with the first bad value and its index."""
     if bad.any():
         index = tuple(bad.nonzero()[0].tolist())
         raise ValueError(f"{expected}, got {values[index].item()} at index {index}")
