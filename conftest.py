@@ -1,0 +1,3 @@
+"""Loads the book's own check: the snippet runner."""
+
+pytest_plugins = ["tests.plugin.snippets"]
