@@ -811,7 +811,7 @@ INGREDIENTS = [
     ("encode", lambda task: encode(task)[1:]),
     ("target", lambda task: [*target(task)[:2], 12]),
     ("responses", lambda: responses()[::-1]),
-    ("verify", lambda task, y: {**verify(task, y), "reward": int(verify(task, y)["reason"] != "format")}),
+    ("verify", lambda task, y: judged(verify(task, y)["reason"] != "format")),
     ("verify", lambda task, y: {**verify(task, y), "reason": "wrong"}),
     ("verify", wrong_isinstance),
     ("verify", wrong_rejects_tuple),

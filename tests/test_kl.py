@@ -281,7 +281,7 @@ def test_k3_misses_the_reference_mass_that_the_policy_never_samples(kl):
 
 
 def wrong_naive_k3(log_probs, ref_log_probs):
-    return torch.exp(ref_log_probs - log_probs) - (ref_log_probs - log_probs) - 1
+    return torch.exp(ref_log_probs - log_probs) - 1 - (ref_log_probs - log_probs)
 
 
 def check_k3_near_zero(k3):
@@ -701,7 +701,7 @@ MUTANTS = [
     (
         "(log_probs - old_log_probs).exp() * estimate",
         "(log_probs - old_log_probs).exp() * estimate.detach()",
-        test_a_detached_weight_keeps_the_on_policy_gradients,
+        test_differentiable_weight_on_both_estimators,
     ),
     ("    _checks.same_shape(**tensors)\n", "", test_estimators_refuse_bad_input),
     ("    _checks.finite(**tensors)\n", "", test_estimators_refuse_bad_input),
