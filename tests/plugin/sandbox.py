@@ -8,6 +8,7 @@ import contextlib
 import io
 import multiprocessing
 import os
+import sys
 import tempfile
 import traceback
 from multiprocessing.connection import Connection
@@ -38,6 +39,7 @@ def _scramble_random_state() -> None:
 
 def _execute(source: str, filename: str, sender: Connection) -> None:
     os.chdir(tempfile.gettempdir())
+    sys.modules["tests"] = None  # type: ignore[assignment]  # a reader has only the package
     _scramble_random_state()
     printed, error = io.StringIO(), None
     try:
@@ -47,7 +49,7 @@ def _execute(source: str, filename: str, sender: Connection) -> None:
         text = traceback.format_exc()
         start = text.find(f'  File "{filename}"')
         error = text[start:] if start >= 0 else text
-    sender.send(Result(printed.getvalue(), error))
+    sender.send((printed.getvalue(), error))
     sender.close()
 
 
@@ -67,7 +69,7 @@ def run(source: str, filename: str, time_limit: float = TIME_LIMIT) -> Result:
     try:
         if not receiver.poll(time_limit):
             return Result("", f"no result within {time_limit:g} s")
-        return receiver.recv()  # type: ignore[no-any-return]
+        return Result(*receiver.recv())
     except EOFError:
         return Result("", "the snippet ended its process before it finished")
     finally:

@@ -8,8 +8,9 @@ import pytest
 from markdown_it import MarkdownIt
 from pytest_markdown_docs._runners import DefaultRunner, register_runner
 from pytest_markdown_docs.definitions import FenceTestDefinition
+from pytest_markdown_docs.plugin import MarkdownInlinePythonItem
 
-from fences import Fence, fences, parser
+from fences import Fence, fences, options, parser
 from tests.plugin import sandbox
 
 _DECIMAL = re.compile(r"[-+]?\d+\.\d+")
@@ -33,9 +34,22 @@ def pytest_configure(config: pytest.Config) -> None:
     _update = config.getoption("--update-output")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_markdown_docs_markdown_it() -> MarkdownIt:
     """Use the book's own parser, which reaches fences inside admonitions and tabs."""
     return parser()
+
+
+def _fence(test: FenceTestDefinition) -> Fence:
+    page = Path(test.source_path)
+    return next(fence for fence in fences(page) if fence.line == test.start_line)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse the options by which a fence could escape the book's runner."""
+    if isinstance(item, MarkdownInlinePythonItem):
+        if words := options(_fence(item.test_definition).info):
+            pytest.fail(f"a fence of the book takes no option, got {words}", pytrace=False)
 
 
 def same_output(printed: str, shown: str) -> bool:
@@ -71,8 +85,7 @@ class BookRunner(DefaultRunner):
     def runtest(self, test: FenceTestDefinition, args: Any, *, asyncio_runner: Any = None) -> None:
         """Raise `SnippetFailure` unless the snippet runs and prints what is shown."""
         result = sandbox.run(test.source, str(test.source_path))
-        by_line = {fence.line: fence for fence in fences(Path(test.source_path))}
-        fence = by_line[test.start_line]
+        fence = _fence(test)
         if _update and fence.output and result.printed and not result.error:
             if not check(fence, result):
                 return
