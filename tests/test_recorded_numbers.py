@@ -1,0 +1,46 @@
+"""Numbers on pages come from manifests; one that is missing, stale or mistyped fails the build."""
+
+import hashlib
+import json
+
+import evidence
+import pytest
+
+SOURCE = "mathrl/arithmetic.py"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    digest = hashlib.sha256((evidence.ROOT / SOURCE).read_bytes()).hexdigest()
+    manifest = {"sources": {SOURCE: digest}, "rows": [{"ratio": 2.345}], "name": "run"}
+    (tmp_path / "trial.json").write_text(json.dumps(manifest))
+    return tmp_path
+
+
+def test_a_number_is_read_from_its_manifest(folder):
+    text, problems = evidence.filled("{{ trial: rows.0.ratio | .1f }}x, {{ trial: name }}", folder)
+    assert (text, problems) == ("2.3x, run", [])
+
+
+@pytest.mark.parametrize(
+    ("marker", "words"),
+    [
+        ("{{ other: rows.0.ratio }}", "no manifest other.json"),
+        ("{{ trial: rows.1.ratio }}", "no '1' on the path"),
+        ("{{ trial: rows.0.speed }}", "no 'speed' on the path"),
+        ("{{ trial: name.first }}", "no 'first' on the path"),
+        ("{{ trial: name | .2f }}", "format code 'f'"),
+    ],
+)
+def test_a_number_that_is_not_there_is_a_problem(folder, marker, words):
+    text, problems = evidence.filled(marker, folder)
+    assert text == marker
+    assert len(problems) == 1
+    assert words in problems[0]
+
+
+def test_a_changed_source_makes_a_manifest_stale(folder):
+    path = folder / "trial.json"
+    path.write_text(path.read_text().replace('"sources": {"', '"sources": {"README.md": "0", "'))
+    _, problems = evidence.filled("{{ trial: name }}", folder)
+    assert "stale: README.md has changed" in problems[0]
