@@ -94,8 +94,10 @@ def page(browser, address: str):
     page.left_the_site = []
     context.on(
         "request",
-        lambda request: request.url.startswith((address, "data:", "blob:"))
-        or page.left_the_site.append(request.url),
+        lambda request: (
+            request.url.startswith((address, "data:", "blob:"))
+            or page.left_the_site.append(request.url)
+        ),
     )
     yield page
     context.close()

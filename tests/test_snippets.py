@@ -40,39 +40,56 @@ PASS = {
     "clean-process": snippet("import mathrl\nmathrl.spoilt = 1\nprint('spoilt')", "spoilt")
     + "\nThe next one starts afresh.\n\n"
     + snippet("import mathrl\nprint(hasattr(mathrl, 'spoilt'))", "False"),
-    "seeded": snippet("import torch\ntorch.manual_seed(0)\nprint(f'{torch.rand(1).item():.4f}')",
-                      "0.4963"),
-    "autograd": snippet("import torch\nx = torch.ones(2, requires_grad=True)\n(x * x).sum().backward()"
-                        "\nprint(x.grad.tolist())", "[2.0, 2.0]"),
+    "seeded": snippet(
+        "import torch\ntorch.manual_seed(0)\nprint(f'{torch.rand(1).item():.4f}')", "0.4963"
+    ),
+    "autograd": snippet(
+        "import torch\nx = torch.ones(2, requires_grad=True)\n(x * x).sum().backward()"
+        "\nprint(x.grad.tolist())",
+        "[2.0, 2.0]",
+    ),
     "in-note": inside("!!! note", RIGHT),
 }
 FAIL = {
     "wrong-output": (WRONG, "the page shows:\n41\nthe snippet prints:\n42"),
     "missing-output": (snippet("print(6 * 7)"), "prints, but no"),
     "silent-output": (snippet("answer = 6 * 7", "42"), "prints nothing"),
-    "detached-output": (snippet("print(6 * 7)") + "\nprose\n\n```{.text .output}\n42\n```\n",
-                        "prints, but no"),
-    "unseeded": (snippet("import torch\nprint(f'{torch.rand(1).item():.6f}')", "0.496257"),
-                 "the snippet prints"),
-    "unseeded-numpy": (snippet("import numpy\nprint(f'{numpy.random.rand():.6f}')", "0.548814"),
-                       "the snippet prints"),
+    "detached-output": (
+        snippet("print(6 * 7)") + "\nprose\n\n```{.text .output}\n42\n```\n",
+        "prints, but no",
+    ),
+    "unseeded": (
+        snippet("import torch\nprint(f'{torch.rand(1).item():.6f}')", "0.496257"),
+        "the snippet prints",
+    ),
+    "unseeded-numpy": (
+        snippet("import numpy\nprint(f'{numpy.random.rand():.6f}')", "0.548814"),
+        "the snippet prints",
+    ),
     "in-admonition": (inside("!!! note", WRONG), "the snippet prints:\n42"),
     "in-details": (inside("??? note", WRONG), "the snippet prints:\n42"),
     "in-tab": (inside('=== "tab"', WRONG), "the snippet prints:\n42"),
     "bare-fence": (WRONG.replace("{.python}", "python"), "the snippet prints:\n42"),
     "type-error": (snippet("print(6 * 7)\nlen(42)", "42"), "TypeError"),
     "type-error-once": (
-        snippet("import pathlib\nmark = pathlib.Path('mathrl-type-error')\n"
-                "seen = mark.exists()\nmark.touch()\nif not seen:\n    len(42)\nmark.unlink()"),
-        "TypeError"),
+        snippet(
+            "import pathlib\nmark = pathlib.Path('mathrl-type-error')\n"
+            "seen = mark.exists()\nmark.touch()\nif not seen:\n    len(42)\nmark.unlink()"
+        ),
+        "TypeError",
+    ),
     "leans-on-the-one-above": (snippet("a = 1") + "\n" + snippet("print(a)", "1"), "NameError"),
-    "ends-its-process": (snippet("import os\nprint(42, flush=True)\nos._exit(0)", "42"),
-                         "ended its process"),
+    "ends-its-process": (
+        snippet("import os\nprint(42, flush=True)\nos._exit(0)", "42"),
+        "ended its process",
+    ),
     "needs-the-repository": (snippet("import tests.mutants"), "tests"),
     "another-runner": (snippet("print(6 * 7)", "41", " runner:DefaultRunner"), "takes no option"),
     "retried": (snippet("print(6 * 7)", "42", " retry:3"), "takes no option"),
-    "continued": (snippet("a = 1") + "\n" + snippet("print(a)", "1", " continuation"),
-                  "takes no option"),
+    "continued": (
+        snippet("a = 1") + "\n" + snippet("print(a)", "1", " continuation"),
+        "takes no option",
+    ),
 }
 
 
@@ -80,9 +97,21 @@ def run_pages(directory: Path, pages: dict[str, str], *options: str) -> dict[str
     """Run pytest on pages in a process of its own; return what failed on each page, or ""."""
     for name, text in pages.items():
         (directory / name).write_text(f"# {name}\n\n{text}")
-    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"),
-               f"--rootdir={directory}", "-p", "tests.plugin.snippets", "-p", "no:cacheprovider",
-               "--junitxml=report.xml", *options, *sorted(pages)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        f"--rootdir={directory}",
+        "-p",
+        "tests.plugin.snippets",
+        "-p",
+        "no:cacheprovider",
+        "--junitxml=report.xml",
+        *options,
+        *sorted(pages),
+    ]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "docs/hooks")])
     environment = {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(directory)}
     result = subprocess.run(command, cwd=directory, capture_output=True, text=True, env=environment)
@@ -131,8 +160,9 @@ def test_update_output_rewrites_the_page(tmp_path):
     broken = snippet("print(1)\nlen(42)", "1")
     pages = {"stale.md": body + "\n" + untouched, "broken.md": broken}
     reports = run_pages(tmp_path, pages, "--update-output")
-    expected = (snippet("print(6)\nprint(7)", "6\n7") + "\n" + inside("??? note", RIGHT)
-                + "\n" + untouched)
+    expected = (
+        snippet("print(6)\nprint(7)", "6\n7") + "\n" + inside("??? note", RIGHT) + "\n" + untouched
+    )
     assert (tmp_path / "stale.md").read_text() == f"# stale.md\n\n{expected}"
     assert "TypeError" in reports["broken.md"]
     assert (tmp_path / "broken.md").read_text() == f"# broken.md\n\n{broken}"
@@ -187,7 +217,9 @@ def imports(code: str) -> set[str]:
 def test_snippets_import_only_what_mathrl_installs():
     installed = {"mathrl", "numpy", "torch", *sys.stdlib_module_names}
     assert imports("import scipy.stats as s\nfrom sympy import Symbol") - installed == {
-        "scipy", "sympy"}
+        "scipy",
+        "sympy",
+    }
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for fence in fences(path):
             if fence.is_python:

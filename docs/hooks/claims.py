@@ -12,6 +12,7 @@ KINDS = ("algebra", "enumeration", "autograd", "experiment")
 ROOT = Path(__file__).parents[2]
 MARKER = "<!-- build: claims -->"
 
+_HEAD = re.compile(r"^[ \t]*(?:!!!|\?\?\?\+?)[ \t]+claim\b.*$", re.M)
 _BOX = re.compile(r'^!!! claim "([^"]*)"\n((?:(?:[ ]{4}.*)?\n)+)', re.M)
 _ID = re.compile(r"\d+\.\d+")
 _FUNCTION = re.compile(r"\[(`[^`]+`)\]\[(mathrl\.[\w.]+)\]")
@@ -48,9 +49,17 @@ def read_claims(markdown: str, page: str) -> list[Claim]:
     heading = re.search(r"^# (.+)$", markdown, re.M)
     title = heading.group(1) if heading else page
     found = []
+    heads = {head for head in _HEAD.findall(markdown)}
+    if loose := heads - {box.group().split("\n")[0] for box in _BOX.finditer(markdown + "\n")}:
+        raise LedgerError(
+            f'{page}: expected `!!! claim "3.2"` at the margin with its text indented below, '
+            f"got {sorted(loose)}"
+        )
     for number, body in _BOX.findall(markdown + "\n"):
         if not _ID.fullmatch(number):
-            raise LedgerError(f'{page}: expected an id such as "3.2" after `!!! claim`, got "{number}"')
+            raise LedgerError(
+                f'{page}: expected an id such as "3.2" after `!!! claim`, got "{number}"'
+            )
         found.append(Claim(number, page, title, textwrap.dedent(body).strip()))
     return found
 
@@ -61,23 +70,32 @@ def stated(docs: Path = ROOT / "docs") -> dict[str, Claim]:
     for path in sorted(docs.rglob("*.md")):
         for claim in read_claims(path.read_text("utf-8"), path.relative_to(docs).as_posix()):
             if claim.id in ledger:
-                raise LedgerError(f"claim {claim.id} stands in {ledger[claim.id].page} and {claim.page}")
+                raise LedgerError(
+                    f"claim {claim.id} stands in {ledger[claim.id].page} and {claim.page}"
+                )
             ledger[claim.id] = claim
     return ledger
 
 
 def _marks(path: Path, name: str) -> Iterator[Proof]:
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if not isinstance(node, ast.FunctionDef):
+        if not (isinstance(node, ast.FunctionDef) and node.name.startswith("test")):
             continue
+        skipped = any(re.search("skip|xfail", ast.unparse(mark)) for mark in node.decorator_list)
         for mark in node.decorator_list:
             if not (isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.claim"):
                 continue
-            arguments = [argument.value for argument in mark.args if isinstance(argument, ast.Constant)]
+            arguments = [
+                argument.value for argument in mark.args if isinstance(argument, ast.Constant)
+            ]
             if len(arguments) != 2 or len(mark.args) != 2 or arguments[1] not in KINDS:
                 raise LedgerError(
                     f"{name}::{node.name}: expected claim(id, kind) with a kind of {KINDS}, "
                     f"got {ast.unparse(mark)}"
+                )
+            if skipped:
+                raise LedgerError(
+                    f"{name}::{node.name}: a test that is skipped establishes nothing"
                 )
             yield Proof(str(arguments[0]), str(arguments[1]), f"{name}::{node.name}")
 
@@ -94,9 +112,9 @@ def established(tests: Path = ROOT / "tests") -> list[Proof]:
 def problems(claims: dict[str, Claim], proofs: list[Proof]) -> list[str]:
     """Return what keeps the ledger from balancing: claims without test, tests without claim."""
     proved = {proof.id for proof in proofs}
-    return [f"claim {c.id} ({c.page}) has no test" for c in claims.values() if c.id not in proved] + [
-        f"{p.test} names claim {p.id}, which no page states" for p in proofs if p.id not in claims
-    ]
+    return [
+        f"claim {c.id} ({c.page}) has no test" for c in claims.values() if c.id not in proved
+    ] + [f"{p.test} names claim {p.id}, which no page states" for p in proofs if p.id not in claims]
 
 
 def ledger_page(claims: dict[str, Claim], proofs: list[Proof]) -> str:

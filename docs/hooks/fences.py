@@ -72,8 +72,13 @@ def parse(text: str) -> list[Fence]:
         if token.type != "fence" or token.map is None:
             follower = None
             continue
-        fence = Fence(token.map[0] + 1, (token.map[0], token.map[1]), token.info,
-                      token.content, follower if follower and follower.is_output else None)
+        fence = Fence(
+            token.map[0] + 1,
+            (token.map[0], token.map[1]),
+            token.info,
+            token.content,
+            follower if follower and follower.is_output else None,
+        )
         found.append(fence)
         follower = fence
     return found[::-1]

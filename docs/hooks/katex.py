@@ -23,8 +23,11 @@ def on_config(config: Any) -> Any:
     """Tell the theme where KaTeX is."""
     local = DIST.is_dir()
     config.extra["katex"] = {
-        name: {"local": local, "url": f"assets/katex/{name}" if local else f"{CDN}/{name}",
-               "integrity": digest}
+        name: {
+            "local": local,
+            "url": f"assets/katex/{name}" if local else f"{CDN}/{name}",
+            "integrity": digest,
+        }
         for name, digest in INTEGRITY.items()
     }
     return config
@@ -33,7 +36,10 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """Copy the script, the style sheet and its fonts into the site."""
     if DIST.is_dir():
-        for path in [*(DIST / name for name in INTEGRITY), *sorted((DIST / "fonts").glob("*.woff2"))]:
+        for path in [
+            *(DIST / name for name in INTEGRITY),
+            *sorted((DIST / "fonts").glob("*.woff2")),
+        ]:
             uri = f"assets/katex/{path.relative_to(DIST).as_posix()}"
             files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files

@@ -54,18 +54,24 @@ def stored_key(notebook: Path) -> str | None:
 
 def stale(labs: Path = LABS) -> list[Path]:
     """Return the labs whose notebook does not show what they would print now."""
-    return [lab for lab in sorted(labs.glob("*.py")) if stored_key(lab.with_suffix(".ipynb")) != key(lab)]
+    return [
+        lab
+        for lab in sorted(labs.glob("*.py"))
+        if stored_key(lab.with_suffix(".ipynb")) != key(lab)
+    ]
 
 
 def execute(lab: Path) -> None:
     """Run a lab from nothing and write its notebook beside it, whole or not at all."""
     book = jupytext.read(lab)
     NotebookClient(book, timeout=600, record_timing=False).execute()
-    book.metadata = nbformat.from_dict({
-        "mathrl_key": key(lab),
-        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
-        "language_info": {"name": "python"},
-    })
+    book.metadata = nbformat.from_dict(
+        {
+            "mathrl_key": key(lab),
+            "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+            "language_info": {"name": "python"},
+        }
+    )
     for number, cell in enumerate(book.cells):
         cell["id"] = f"cell-{number}"
         cell.metadata = {}

@@ -55,8 +55,11 @@ def notebook(markdown: str) -> str:
     text = _REFERENCE.sub(r"\1", _FIGURE.sub("", markdown))
     plain = "\n".join(_plain_fences(_unboxed(text.split("\n"))))
     book = jupytext.reads(plain, fmt="md")
-    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3",
-                                   "language": "python"}
+    book.metadata["kernelspec"] = {
+        "name": "python3",
+        "display_name": "Python 3",
+        "language": "python",
+    }
     for number, cell in enumerate(book.cells):
         cell["id"] = f"cell-{number}"
     return str(jupytext.writes(book, fmt="ipynb"))

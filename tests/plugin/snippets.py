@@ -24,8 +24,11 @@ class SnippetFailure(Exception):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--update-output`."""
-    parser.addoption("--update-output", action="store_true",
-                     help="rewrite the output shown on the pages with what the snippets print")
+    parser.addoption(
+        "--update-output",
+        action="store_true",
+        help="rewrite the output shown on the pages with what the snippets print",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -95,7 +98,9 @@ class BookRunner(DefaultRunner):
             raise SnippetFailure(problem)
 
     def repr_failure(
-        self, test: FenceTestDefinition, excinfo: pytest.ExceptionInfo[BaseException],
+        self,
+        test: FenceTestDefinition,
+        excinfo: pytest.ExceptionInfo[BaseException],
         style: Any = None,
     ) -> str:
         """Show the snippet with the page's line numbers, then what is wrong."""
