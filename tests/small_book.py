@@ -1,4 +1,4 @@
-"""A book of a page or two, built by the real settings, hooks and theme in a directory of its own."""
+"""A book of a page or two, built elsewhere by the real settings, hooks and theme."""
 
 import re
 import shutil

@@ -49,7 +49,7 @@ def read_claims(markdown: str, page: str) -> list[Claim]:
     heading = re.search(r"^# (.+)$", markdown, re.M)
     title = heading.group(1) if heading else page
     found = []
-    heads = {head for head in _HEAD.findall(markdown)}
+    heads = set(_HEAD.findall(markdown))
     if loose := heads - {box.group().split("\n")[0] for box in _BOX.finditer(markdown + "\n")}:
         raise LedgerError(
             f'{page}: expected `!!! claim "3.2"` at the margin with its text indented below, '

@@ -1,12 +1,13 @@
-"""Makes a notebook of each chapter at build and links it from the page: prose and code, no outputs."""
+"""Makes a notebook of each chapter at build and links it: prose and code, no outputs."""
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import jupytext
-from fences import classes
 from mkdocs.structure.files import File, Files
+
+from fences import classes
 
 PARTS = ("bench/", "conversations/", "rewards/")
 _BOX = re.compile(r'^(?:!!!|\?\?\?\+?) [\w ]+"([^"]*)"$')

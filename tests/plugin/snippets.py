@@ -50,9 +50,10 @@ def _fence(test: FenceTestDefinition) -> Fence:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse the options by which a fence could escape the book's runner."""
-    if isinstance(item, MarkdownInlinePythonItem):
-        if words := options(_fence(item.test_definition).info):
-            pytest.fail(f"a fence of the book takes no option, got {words}", pytrace=False)
+    if not isinstance(item, MarkdownInlinePythonItem):
+        return
+    if words := options(_fence(item.test_definition).info):
+        pytest.fail(f"a fence of the book takes no option, got {words}", pytrace=False)
 
 
 def same_output(printed: str, shown: str) -> bool:
@@ -73,7 +74,7 @@ def check(fence: Fence, result: sandbox.Result) -> str | None:
         return f"the snippet raised\n{result.error}"
     printed = result.printed.rstrip()
     if fence.output is None:
-        return printed and f"prints, but no ```{{.text .output}} fence follows:\n{printed}" or None
+        return f"prints, but no ```{{.text .output}} fence follows:\n{printed}" if printed else None
     if not printed:
         return "an output fence follows, but the snippet prints nothing"
     if not same_output(printed, fence.output.text.rstrip()):
