@@ -16,13 +16,14 @@ not finite at an action that is allowed. Formulas are derived in the book, chapt
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 Actions = NDArray[np.int64]
+Steps = Sequence[ArrayLike]
 
 MOST_GROUPS = 10_000_000
 _ENTRIES = 2**20  # numbers in one chunk of an enumeration
@@ -284,3 +285,262 @@ def binary_moments(
     centered = conditional_mean - mean
     spread = sum(w * (np.diag(q) - np.outer(q, q)) for w, q in zip(within, given, strict=True))
     return Moments(mean, (chance * centered.T) @ centered + spread)
+
+
+def binomial(size: int, p: float) -> Array:
+    """Probabilities of 0 … `size` successes among `size` trials, shape (size + 1,).
+
+    Raises:
+        ValueError: `size` is negative or `p` lies outside [0, 1].
+
+    >>> binomial(2, 0.5)
+    array([0.25, 0.5 , 0.25])
+    """
+    if size < 0:
+        raise ValueError(f"`size` must be at least 0, got {size}")
+    if not 0 <= p <= 1:
+        raise ValueError(f"`p` must lie in [0, 1], got {p}")
+    if p in (0, 1):
+        return np.eye(size + 1)[round(p) * size]
+    # Through logarithms: 1024 choose 512 is near the largest float, and p^512 near the smallest.
+    factorials = np.array([math.lgamma(k + 1) for k in range(size + 1)])
+    successes = np.arange(size + 1)
+    ways = factorials[-1] - factorials - factorials[::-1]
+    return np.exp(ways + successes * math.log(p) + (size - successes) * math.log1p(-p))
+
+
+def std_factor(p: float, size: int, ddof: int = 0) -> float:
+    """Factor `c` in `E[ĝ] = c ∇p` when a group's rewards 0 and 1 are standardised.
+
+    `c = √((G - ddof)/G) E[s] / (p(1-p))`, where `s` is the standard deviation of the rewards of a
+    group of G with `ddof = 0`. It is 1 at G = 2 and tends to `1/√(p(1-p))` as G grows.
+
+    Args:
+        p: success probability, in (0, 1).
+        size: G, at least 1.
+        ddof: 0 or 1, of the standard deviation that is divided by.
+
+    Raises:
+        ValueError: an argument is outside its range.
+
+    >>> round(std_factor(0.01, 8), 4), round(std_factor(0.5, 8, ddof=1), 3)
+    (2.6089, 1.736)
+    """
+    if not 0 < p < 1:
+        raise ValueError(f"`p` must lie in (0, 1), got {p}")
+    if ddof not in (0, 1):
+        raise ValueError(f"`ddof` must be 0 or 1, got {ddof}")
+    share = np.arange(_size(size) + 1) / size
+    deviation = binomial(size, p) @ np.sqrt(share * (1 - share))
+    return math.sqrt((size - ddof) / size) * float(deviation) / (p * (1 - p))
+
+
+def tree_value(steps: Steps, rewards: ArrayLike) -> float:
+    """Expected reward of a policy over trajectories; `rewards` has shape (A1, …, AT).
+
+    >>> tree_value([[0.0, 0.0], [[0.0, 0.0], [0.0, 0.0]]], [[1, 0], [1, 1]])
+    0.75
+    """
+    log_probs = _tree("steps", steps)
+    return float((np.exp(_path(log_probs)) * _known("rewards", rewards, _path(log_probs))).sum())
+
+
+def tree_gradient(steps: Steps, rewards: ArrayLike) -> list[Array]:
+    """Policy gradient of `tree_value`, in the shapes of `steps`.
+
+    At each choice it is `reach · π_k (Q_k - V)`: the probability of getting there, times the
+    gradient of the value from there on.
+
+    >>> tree_gradient([[0.0, 0.0], [[0.0, 0.0], [0.0, 0.0]]], [[1, 0], [1, 1]])[0]
+    array([-0.125,  0.125])
+    """
+    log_probs = _tree("steps", steps)
+    gains: list[Array] = [np.zeros(array.shape) for array in log_probs]
+    gains[-1] = _known("rewards", rewards, _path(log_probs))
+    return _ascend(log_probs, gains)
+
+
+def tree_kl(steps: Steps, ref_steps: Steps) -> Array:
+    """Expected divergence of each step along the tree, shape (T,), in nats.
+
+    The sum is the divergence between the distributions of whole trajectories. A step is `inf` if
+    the reference forbids a choice that the policy can make.
+
+    >>> tree_kl([np.log([0.5, 0.3, 0.2])], [np.log([0.2, 0.5, 0.3])]).round(6)
+    array([0.223805])
+    """
+    log_probs = _tree("steps", steps)
+    ratios = _log_ratios(log_probs, _tree("ref_steps", ref_steps))
+    taken = zip(_reach(log_probs), log_probs, ratios, strict=True)
+    return np.array(
+        [_weighted(reach[..., None] * np.exp(own), ratio) for reach, own, ratio in taken]
+    )
+
+
+def tree_kl_gradient(steps: Steps, ref_steps: Steps) -> list[Array]:
+    """Gradient of `tree_kl(steps, ref_steps).sum()`, in the shapes of `steps`.
+
+    It is the policy gradient of the log-ratios as rewards: an early choice answers for its own
+    step and for the steps that it leads to.
+
+    Raises:
+        ValueError: the divergence is infinite.
+
+    >>> tree_kl_gradient([np.log([0.5, 0.3, 0.2])], [np.log([0.2, 0.5, 0.3])])[0].round(6)
+    array([ 0.346243, -0.220389, -0.125854])
+    """
+    log_probs = _tree("steps", steps)
+    if tree_kl(steps, ref_steps).sum() == math.inf:
+        raise ValueError("`ref_steps` must allow every choice that `steps` allow")
+    return _ascend(log_probs, _log_ratios(log_probs, _tree("ref_steps", ref_steps)))
+
+
+def _numbers(name: str, values: ArrayLike) -> Array:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"`{name}` must be one array of numbers: {error}") from None
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"`{name}` must hold real numbers, got {array.dtype}")
+    return array.astype(np.float64)
+
+
+def _normalize(name: str, logits: Array) -> Array:
+    if np.isnan(logits).any() or (logits == np.inf).any():
+        raise ValueError(f"`{name}` must be finite, or -inf where forbidden, got {logits.tolist()}")
+    if logits.shape[-1] == 0 or (logits == -np.inf).all(-1).any():
+        raise ValueError(f"`{name}` must allow at least one action, got {logits.tolist()}")
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def _policy(name: str, logits: ArrayLike) -> Array:
+    array = _numbers(name, logits)
+    if array.ndim != 1:
+        raise ValueError(f"`{name}` must have shape (A,), got {array.shape}")
+    return _normalize(name, array)
+
+
+def _known(name: str, values: ArrayLike, log_probs: Array, more: tuple[int, ...] = ()) -> Array:
+    """Values at allowed actions and 0 at forbidden ones; `more` are axes after the policy's."""
+    array = _numbers(name, values)
+    if array.shape != log_probs.shape + more:
+        raise ValueError(f"`{name}` has shape {array.shape}, expected {log_probs.shape + more}")
+    forbidden = (log_probs == -np.inf).reshape(log_probs.shape + (1,) * len(more))
+    kept = np.where(forbidden, 0.0, array)
+    if not np.isfinite(kept).all():
+        raise ValueError(f"`{name}` must be finite at allowed actions, got {array.tolist()}")
+    return kept
+
+
+def _centered(probs: Array, values: Array) -> Array:
+    # Adding 0 turns the -0.0 of a forbidden action into 0.0.
+    return probs * (values - (probs * values).sum(-1, keepdims=True)) + 0.0
+
+
+def _size(size: int) -> int:
+    if size < 1:
+        raise ValueError(f"`size` must be at least 1, got {size}")
+    return size
+
+
+def _estimates(
+    logits: ArrayLike, estimator: Callable[[Actions], Array], size: int
+) -> Iterator[tuple[Array, Array]]:
+    """Probabilities (N,) and estimates (N, D) of all groups, in chunks."""
+    log_probs = _policy("logits", logits)
+    allowed = np.flatnonzero(log_probs > -np.inf)
+    count = len(allowed) ** _size(size)
+    if count > MOST_GROUPS:
+        raise ValueError(f"`size` makes {count} groups, expected at most {MOST_GROUPS}")
+    chunk = max(1, _ENTRIES // (size * len(log_probs)))
+    width: tuple[int, ...] | None = None
+    for start in range(0, count, chunk):
+        index = np.arange(start, min(start + chunk, count))
+        digits = np.stack([index // len(allowed) ** place for place in range(size)], axis=1)
+        actions = allowed[digits % len(allowed)]
+        estimates = np.asarray(estimator(actions), dtype=np.float64)
+        width = estimates.shape[1:] if width is None else width
+        if estimates.shape != (len(index), *width) or len(width) != 1:
+            raise ValueError(f"`estimator` returned {estimates.shape}, expected ({len(index)}, D)")
+        if not np.isfinite(estimates).all():
+            raise ValueError("`estimator` must return finite numbers")
+        yield np.exp(log_probs[actions].sum(1)), estimates
+
+
+def _advantages(advantages: Callable[[Array], Array], rewards: Array) -> Array:
+    weights = np.asarray(advantages(rewards), dtype=np.float64)
+    if weights.shape != rewards.shape:
+        raise ValueError(f"`advantages` returned {weights.shape}, expected {rewards.shape}")
+    if not np.isfinite(weights).all():
+        raise ValueError("`advantages` must return finite numbers")
+    return weights
+
+
+def _advantages_by_outcome(
+    advantages: Callable[[Array], Array], low: float, high: float, size: int
+) -> tuple[Array, Array]:
+    """Advantage of a success and of a failure, each against the number of successes, 0 … G."""
+    successes = np.arange(size + 1)
+    won = np.arange(size) < successes[:, None]
+    weights = _advantages(advantages, np.where(won, high, low))
+    reverse = _advantages(advantages, np.where(won, high, low)[:, ::-1])[:, ::-1]
+    first, last = weights[:, 0], weights[:, -1]
+    expected = np.where(won, first[:, None], last[:, None])
+    if not (np.allclose(weights, expected) and np.allclose(reverse, expected)):
+        raise ValueError("`advantages` must depend on the own reward and the number of successes")
+    # A group without successes has no success to judge; its weight is never used.
+    return np.where(successes > 0, first, 0.0), np.where(successes < size, last, 0.0)
+
+
+def _tree(name: str, steps: Steps) -> list[Array]:
+    if len(steps) == 0:
+        raise ValueError(f"`{name}` must hold at least one step")
+    log_probs = [_numbers(f"{name}[{t}]", step) for t, step in enumerate(steps)]
+    for t, array in enumerate(log_probs):
+        before = log_probs[t - 1].shape if t else ()
+        if array.ndim != t + 1 or array.shape[:-1] != before:
+            raise ValueError(
+                f"`{name}[{t}]` has shape {array.shape}, expected {(*before, 'A')}".replace("'", "")
+            )
+    return [_normalize(f"{name}[{t}]", array) for t, array in enumerate(log_probs)]
+
+
+def _path(log_probs: list[Array]) -> Array:
+    """Log-probability of every trajectory, shape (A1, …, AT)."""
+    total = np.zeros(())
+    for step in log_probs:
+        total = total[..., None] + step
+    return total
+
+
+def _reach(log_probs: list[Array]) -> list[Array]:
+    """Probability of coming to each choice: shapes (), (A1,), …, (A1, …, A(T-1))."""
+    return [np.exp(_path(log_probs[:t])) for t in range(len(log_probs))]
+
+
+def _log_ratios(log_probs: list[Array], ref_log_probs: list[Array]) -> list[Array]:
+    for t, (own, ref) in enumerate(zip(log_probs, ref_log_probs, strict=True)):
+        if own.shape != ref.shape:
+            raise ValueError(f"`ref_steps[{t}]` has shape {ref.shape}, expected {own.shape}")
+    pairs = zip(log_probs, ref_log_probs, strict=True)
+    return [
+        np.where(own == -np.inf, 0.0, np.where(own == -np.inf, 0.0, own) - ref)
+        for own, ref in pairs
+    ]
+
+
+def _weighted(probs: Array, values: Array) -> float:
+    """`Σ probs · values` with `0 · inf = 0`."""
+    return float((probs * np.where(probs > 0, values, 0.0)).sum())
+
+
+def _ascend(log_probs: list[Array], gains: list[Array]) -> list[Array]:
+    """Policy gradient at each choice, where a choice earns its gain and what follows from it."""
+    slopes: list[Array] = []
+    later = np.zeros(log_probs[-1].shape)
+    for reach, own, gain in reversed(list(zip(_reach(log_probs), log_probs, gains, strict=True))):
+        total = np.where(own == -np.inf, 0.0, gain + later)
+        slopes.append(reach[..., None] * _centered(np.exp(own), total))
+        later = (np.exp(own) * total).sum(-1)
+    return slopes[::-1]
