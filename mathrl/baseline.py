@@ -72,7 +72,8 @@ def leave_one_out(rewards: Tensor, *, mask: Tensor | None = None) -> Tensor:
     tensor([ 1.0000, -0.3333, -0.3333, -0.3333])
     """
     centered, count = _center(rewards, mask, least=2)
-    return centered * (count / (count - 1))
+    # Not `count / (count - 1)`: a quotient of two integer tensors is float32.
+    return centered * count / (count - 1)
 
 
 def standardized(

@@ -469,7 +469,7 @@ def _estimates(
 
 
 def _advantages(advantages: Callable[[Array], Array], rewards: Array) -> Array:
-    weights = np.asarray(advantages(rewards), dtype=np.float64)
+    weights = np.asarray(advantages(np.ascontiguousarray(rewards)), dtype=np.float64)
     if weights.shape != rewards.shape:
         raise ValueError(f"`advantages` returned {weights.shape}, expected {rewards.shape}")
     if not np.isfinite(weights).all():

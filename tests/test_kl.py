@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import grad, gradcheck
 
-from mathrl import kl
+from mathrl import exact, kl
 from tests.mutants import assert_caught
 from tests.oracles import fails, gradient, refuses, softmax
 
@@ -125,6 +126,7 @@ def check_unequal_supports(divergence):
     close(slope[:2], gradient(lambda t: reverse(t, ref[:2]), kept))
 
 
+@pytest.mark.claim("4.1", "enumeration")
 def test_reverse_and_forward_divergence_on_the_base_case(kl):
     check_base_case(kl.divergence)
     close([reverse(THETA), forward(THETA)], [0.223805, 0.193794], 5e-7)
@@ -145,6 +147,7 @@ def test_divergence_sums_over_the_last_dimension_only(dtype, kl):
     close(got, expected, 1e-6 if dtype == torch.float32 else 1e-13)
 
 
+@pytest.mark.claim("4.2", "autograd")
 def test_gradients_of_the_divergence_in_both_arguments(kl):
     check_divergence_gradient(kl.divergence)
     fails(check_divergence_gradient, wrong_direction)
@@ -169,12 +172,14 @@ def test_divergence_agrees_with_finite_differences(kl):
     assert gradcheck(value, pair)
 
 
+@pytest.mark.claim("4.3", "autograd")
 def test_actions_the_policy_never_takes_contribute_exactly_zero(kl):
     check_unequal_supports(kl.divergence)
     fails(check_unequal_supports, wrong_unmasked)
     fails(check_unequal_supports, wrong_masked_after_the_product)
 
 
+@pytest.mark.claim("4.3", "enumeration")
 def test_an_action_the_reference_never_takes_makes_the_divergence_infinite(kl):
     ref = logs([1.0, 0.0])
     assert kl.divergence(logs([0.5, 0.5]), ref).item() == math.inf
@@ -185,6 +190,7 @@ def test_an_action_the_reference_never_takes_makes_the_divergence_infinite(kl):
     close(kl.divergence(logs([1.0, 0.0]), ref), 0.0)
 
 
+@pytest.mark.claim("4.20", "enumeration")
 def test_kl_div_needs_log_target_and_takes_the_reference_first(kl):
     """Right: F.kl_div(log ref, log π, log_target=True) = .223805; without log_target NaN."""
     right = F.kl_div(logs(REF), logs(PI), reduction="sum", log_target=True)
@@ -193,6 +199,7 @@ def test_kl_div_needs_log_target_and_takes_the_reference_first(kl):
     assert torch.isnan(wrong_kl_div_without_log_target(logs(PI), logs(REF)))
 
 
+@pytest.mark.claim("4.20", "enumeration")
 def test_batchmean_on_sequences_is_T_times_the_mean_divergence(kl):
     steps = 3
 
@@ -209,6 +216,7 @@ def test_batchmean_on_sequences_is_T_times_the_mean_divergence(kl):
     close(wrong_batchmean(pi, ref), steps * reverse(THETA))
 
 
+@pytest.mark.claim("4.5", "algebra")
 def test_the_optimum_of_reward_minus_kl_is_the_tilted_reference(kl):
     """J - β·KL(π‖ref) is highest at π ∝ ref·e^{r/β}, with value β·log Σ ref·e^{r/β}."""
     rewards, beta = np.array([1.0, 0.0, 0.5]), 0.4
@@ -226,6 +234,41 @@ def test_the_optimum_of_reward_minus_kl_is_the_tilted_reference(kl):
         assert objective(torch.log_softmax(torch.tensor(theta), dim=-1)) < best
 
 
+@pytest.mark.claim("4.1", "algebra")
+def test_neither_divergence_is_negative(kl):
+    """Gibbs' inequality: ln x <= x - 1, so that -KL <= Σ π (ref/π - 1) = 0."""
+    for theta, ref in random_pairs(200, 4):
+        log_probs = torch.log_softmax(torch.tensor(theta), dim=-1)
+        assert kl.divergence(log_probs, logs(ref)) > 0
+        assert kl.divergence(logs(ref), log_probs) > 0
+        assert kl.divergence(log_probs, log_probs) == 0
+
+
+def regularised(theta, rewards, beta):
+    return softmax(theta) @ rewards - beta * reverse(theta)
+
+
+@pytest.mark.claim("4.4", "autograd")
+def test_the_penalty_is_a_reward_with_the_log_ratio_held_fixed():
+    beta = 0.7
+    for theta, _ in random_pairs(10, 3):
+        for rewards in (np.array([1.0, 0.0, 0.5]), np.array([-2.0, 3.0, 0.1])):
+            slope = gradient(lambda t, r=rewards: regularised(t, r, beta), theta)
+            modified = rewards - beta * np.log(softmax(theta) / REF)
+            close(exact.gradient(theta, modified), slope)
+            close(
+                exact.gradient(theta, rewards) - beta * exact.kl_gradient(theta, np.log(REF)), slope
+            )
+
+
+@pytest.mark.claim("4.6", "enumeration")
+def test_with_equal_rewards_only_the_pull_remains():
+    for constant in (0.0, 1.0):
+        slope = gradient(lambda t, c=constant: regularised(t, np.full(3, c), 0.3), THETA)
+        close(slope, -0.3 * REVERSE_GRADIENT)
+        close(exact.gradient(THETA, np.full(3, constant)), np.zeros(3))
+
+
 # Estimators: values
 
 
@@ -241,6 +284,7 @@ def test_per_token_values(kl):
     check_estimator_values(kl)
 
 
+@pytest.mark.claim("4.7", "enumeration")
 def test_expected_values_of_the_estimators(kl):
     """E k1 = E k3 = KL for every pair; E k2 is biased, .265479 against .223805."""
     for theta, ref in [(THETA, REF), *random_pairs()]:
@@ -251,6 +295,7 @@ def test_expected_values_of_the_estimators(kl):
     close(PI @ kl.k2(logs(PI), logs(REF)).numpy(), 0.265479, 5e-7)
 
 
+@pytest.mark.claim("4.8", "enumeration")
 def test_k2_and_k3_are_never_negative_and_k1_is(kl):
     ratios = torch.linspace(-5, 5, 1001, dtype=torch.float64)
     zero = torch.zeros_like(ratios)
@@ -259,6 +304,7 @@ def test_k2_and_k3_are_never_negative_and_k1_is(kl):
     assert kl.k1(zero, ratios).min() == -5
 
 
+@pytest.mark.claim("4.7", "enumeration")
 def test_k2_is_biased_at_third_order(kl):
     """E k2 - KL = E ℓ³/6 + O(ℓ⁴): halving the distance divides the bias by about 8."""
     direction = np.array([1.0, -0.5, 0.2])
@@ -271,6 +317,24 @@ def test_k2_is_biased_at_third_order(kl):
     assert bias(0.02) / bias(0.01) == pytest.approx(8, rel=0.02)
 
 
+@pytest.mark.claim("4.9", "enumeration")
+def test_the_variance_of_k3_can_exceed_that_of_k1(kl):
+    def deviation(estimator, pi, ref):
+        values = estimator(logs(pi), logs(ref)).numpy()
+        return np.sqrt(pi @ (values - pi @ values) ** 2)
+
+    even = np.array([0.5, 0.5])
+    rare = np.array([0.99, 0.01])
+    close([deviation(k, rare, even) for k in (kl.k3, kl.k1)], [4.47, 0.46], 5e-3)
+    assert deviation(kl.k3, PI, REF) < deviation(kl.k1, PI, REF)
+    factors = [
+        deviation(kl.k3, pi, even) / deviation(kl.k1, pi, even)
+        for pi in (np.array([1 - e, e]) for e in (1e-2, 1e-4, 1e-6, 1e-8))
+    ]
+    assert all(later > 5 * earlier for earlier, later in itertools.pairwise(factors))
+
+
+@pytest.mark.claim("4.10", "enumeration")
 def test_k3_misses_the_reference_mass_that_the_policy_never_samples(kl):
     """π = (.6,.4,0), ref = (.2,.5,.3): E k3 = KL - .3, E k1 = KL."""
     pi, ref = np.array([0.6, 0.4]), REF[:2]
@@ -290,6 +354,7 @@ def check_k3_near_zero(k3):
     assert value == pytest.approx(1e-8 / 2 + 1e-12 / 6, rel=2e-3)
 
 
+@pytest.mark.claim("4.11", "algebra")
 def test_k3_keeps_its_precision_near_zero(kl):
     check_k3_near_zero(kl.k3)
     fails(check_k3_near_zero, wrong_naive_k3)
@@ -300,18 +365,21 @@ def test_k3_keeps_its_precision_near_zero(kl):
 # Estimators: gradients
 
 
+@pytest.mark.claim("4.12", "autograd")
 def test_k1_as_a_loss_has_expected_gradient_zero(kl):
     for theta, ref in [(THETA, REF), *random_pairs()]:
         _, slope = as_loss(lambda lp, ref_lp, _: kl.k1(lp, ref_lp), softmax(theta), theta, ref)
         close(slope, np.zeros(len(theta)))
 
 
+@pytest.mark.claim("4.13", "autograd")
 def test_k2_as_a_loss_has_the_gradient_of_the_reverse_divergence(kl):
     for theta, ref in [(THETA, REF), *random_pairs()]:
         _, slope = as_loss(lambda lp, ref_lp, _: kl.k2(lp, ref_lp), softmax(theta), theta, ref)
         close(slope, gradient(lambda t, ref=ref: reverse(t, ref), theta))
 
 
+@pytest.mark.claim("4.14", "autograd")
 def test_k3_as_a_loss_has_the_gradient_of_the_forward_divergence(kl):
     for theta, ref in [(THETA, REF), *random_pairs()]:
         _, slope = as_loss(lambda lp, ref_lp, _: kl.k3(lp, ref_lp), softmax(theta), theta, ref)
@@ -331,12 +399,14 @@ def test_an_unbiased_value_is_not_an_unbiased_gradient(kl):
     fails(check_reverse_gradient, kl.k3)
 
 
+@pytest.mark.claim("4.15", "autograd")
 def test_in_the_reward_k1_has_the_gradient_of_the_reverse_divergence(kl):
     for theta, ref in [(THETA, REF), *random_pairs()]:
         exact = gradient(lambda t, ref=ref: reverse(t, ref), theta)
         close(in_reward(kl.k1, theta, ref), exact)
 
 
+@pytest.mark.claim("4.15", "autograd")
 def test_in_the_reward_k2_and_k3_are_biased(kl):
     """k2: ∇E[k2] - ∇KL. k3: ∇KL(π‖ref) - ∇KL(ref‖π), here (.046243,-.020389,-.025854)."""
 
@@ -365,6 +435,7 @@ def test_estimators_agree_with_finite_differences(kl):
 # Off-policy
 
 
+@pytest.mark.claim("4.16", "enumeration")
 def test_off_policy_estimates_need_the_importance_weight(kl):
     """Drawn from old=(.4,.4,.2): the plain mean of k3 is .20776, the weighted one .223805."""
 
@@ -382,6 +453,7 @@ def test_off_policy_estimates_need_the_importance_weight(kl):
     close(as_loss(plain, OLD)[0], 0.20776, 5e-6)
 
 
+@pytest.mark.claim("4.17", "autograd")
 @pytest.mark.parametrize("draws", [OLD, PI], ids=["off-policy", "on-policy"])
 def test_a_differentiable_weight_gives_k1_and_k3_the_reverse_gradient(draws, kl):
     def check(weight):
@@ -404,6 +476,7 @@ def test_differentiable_weight_on_both_estimators(kl):
         test_a_differentiable_weight_gives_k1_and_k3_the_reverse_gradient(draws, kl)
 
 
+@pytest.mark.claim("4.17", "autograd")
 def test_a_detached_weight_keeps_the_on_policy_gradients(kl):
     """Off-policy with a detached weight: k2 gives ∇KL, k1 gives 0, k3 gives (.3,-.2,-.1)."""
     expected = {"k1": np.zeros(3), "k2": REVERSE_GRADIENT, "k3": np.array([0.3, -0.2, -0.1])}
@@ -416,6 +489,7 @@ def test_a_detached_weight_keeps_the_on_policy_gradients(kl):
         close(as_loss(detached, OLD)[1], slope)
 
 
+@pytest.mark.claim("4.17", "autograd")
 def test_a_differentiable_weight_is_wrong_for_k2(kl):
     def weighted(lp, ref_lp, old_lp):
         return kl.importance_weighted(kl.k2(lp, ref_lp), lp, old_lp)
@@ -461,6 +535,7 @@ def tree_gradient(surrogate):
     return slope
 
 
+@pytest.mark.claim("4.18", "enumeration")
 def test_sequence_divergence_is_the_expected_sum_of_step_divergences(kl):
     """Reported in trl#3104 as a bug, and right: sampled per-token estimates have this mean."""
     flat = np.concatenate([FIRST, SECOND.ravel()])
@@ -480,6 +555,7 @@ def test_sequence_divergence_is_the_expected_sum_of_step_divergences(kl):
         close(mean, exact)
 
 
+@pytest.mark.claim("4.19", "autograd")
 def test_a_per_token_loss_drops_the_future_term(kl):
     flat = np.concatenate([FIRST, SECOND.ravel()])
     exact = gradient(sequence_divergence, flat)
@@ -570,6 +646,9 @@ def mean_slope(estimates, k):
     return sum(p * slope(e, k) for p, e in zip(SYM_PI, estimates, strict=True))
 
 
+@pytest.mark.claim("4.14", "algebra")
+@pytest.mark.claim("4.13", "algebra")
+@pytest.mark.claim("4.12", "algebra")
 def test_expected_gradients_as_a_loss_symbolically():
     """For any three-action policy and reference: E∇k1 = 0, E∇k2 = ∇KL, E∇k3 = π - ref."""
     k1 = SYM_LOG_RATIO
@@ -582,6 +661,7 @@ def test_expected_gradients_as_a_loss_symbolically():
         assert not is_zero(mean_slope(k3, k) - slope(SYM_REVERSE, k))
 
 
+@pytest.mark.claim("4.2", "algebra")
 def test_divergence_gradients_symbolically():
     """∂KL(π‖ref)/∂θ_k = π_k (ℓ_k - KL), and ∂KL(ref‖π)/∂θ_k = π_k - ref_k."""
     for k in range(3):
@@ -590,6 +670,8 @@ def test_divergence_gradients_symbolically():
         assert is_zero(slope(SYM_FORWARD, k) - (SYM_PI[k] - SYM_REF[k]))
 
 
+@pytest.mark.claim("4.15", "algebra")
+@pytest.mark.claim("4.7", "algebra")
 def test_expected_values_and_rewards_symbolically():
     """E k1 = E k3 = KL; with the score, E k1 gives ∇KL and E k3 gives ∇KL(π‖ref) - ∇KL(ref‖π)."""
     k3 = [q / p - 1 + r for p, q, r in zip(SYM_PI, SYM_REF, SYM_LOG_RATIO, strict=True)]
