@@ -8,8 +8,9 @@ A group is G samples `a_i ~ π` of one task, with rewards `r_i`. Its policy-grad
 | `leave_one_out` | `r_i` minus the mean of the others | `∇J` |
 | `optimal` | `r_i` minus a weighted mean of the others | `∇J` |
 | `group_mean` | `r_i` minus the mean of all | `(1 - 1/G) ∇J` |
-| `standardized` | the same, over the group's standard deviation | `∇J` times a factor that depends on `π` |
-| `batch_standardized` | mean and deviation of the whole batch | the same, weaker as the batch grows |
+| `standardized` | the same, over the group's deviation | `∇J` times a factor that depends on `π` |
+| `batch_standardized` | mean and deviation of the batch | the same, weaker as the batch grows |
+| `gae` | returns minus a critic's value | depends on the critic for `λ < 1` |
 
 The factor of the last two is for rewards that take two values; in general the direction changes
 too. A baseline that looks at `r_i` itself is biased, and a baseline need not reduce the variance.
@@ -199,6 +200,51 @@ def optimal(rewards: Tensor, squared_norms: Tensor, *, mask: Tensor | None = Non
     total = (weights @ others).masked_fill(~keep, 1.0)
     _checks.reject(total == 0, total, "`squared_norms` must give the others of a sample weight")
     return (centered - (weights * centered) @ others / total).masked_fill(~keep, 0.0)
+
+
+def gae(rewards: Tensor, values: Tensor, *, gamma: float = 1.0, lam: float = 1.0) -> Tensor:
+    """Generalised advantage estimation, with a critic's values as the baseline of each step.
+
+    `A_t = Σ_k (γλ)^k δ_{t+k}` with `δ_t = r_t + γ V_{t+1} - V_t`. At `λ = 1` this is the discounted
+    return minus `V_t`; at `λ = 0` it is `δ_t`.
+
+    Args:
+        rewards: shape (..., T).
+        values: shape (..., T + 1). The last one is the value of what comes after step T: 0 if the
+            episode has ended, the critic's value if it was only cut off. Which of the two is for
+            the caller to say.
+        gamma: discount, in [0, 1].
+        lam: in [0, 1].
+
+    Returns:
+        Advantages, shape (..., T).
+
+    Raises:
+        TypeError: an argument is not a float32 or float64 tensor.
+        ValueError: the shapes do not match, an entry is not finite, or `gamma` or `lam` is outside
+            [0, 1].
+
+    Source: Schulman and others (2016), arXiv:1506.02438, equations 11 and 16.
+
+    >>> rewards, values = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5.0, 4.0, 3.0, 0.0])
+    >>> gae(rewards, values, gamma=0.9)
+    tensor([0.2300, 0.7000, 0.0000])
+    """
+    _checks.full_precision(rewards=rewards, values=values)
+    if rewards.dim() == 0 or values.shape != (*rewards.shape[:-1], rewards.shape[-1] + 1):
+        raise ValueError(
+            f"`values` has shape {tuple(values.shape)}, expected that of `rewards`, "
+            f"{tuple(rewards.shape)}, with one more step"
+        )
+    _checks.finite(rewards=rewards, values=values)
+    for name, share in (("gamma", gamma), ("lam", lam)):
+        if not 0 <= share <= 1:
+            raise ValueError(f"`{name}` must lie in [0, 1], got {share}")
+    delta = rewards + gamma * values[..., 1:] - values[..., :-1]
+    steps = torch.arange(rewards.shape[-1], dtype=delta.dtype, device=delta.device)
+    ahead = steps[:, None] - steps  # [later, now]
+    decay = torch.where(ahead >= 0, (gamma * lam) ** ahead.clamp(min=0), 0.0)
+    return delta @ decay
 
 
 def _keep(rewards: Tensor, mask: Tensor | None) -> Tensor:

@@ -199,9 +199,10 @@ def moments(logits: ArrayLike, estimator: Callable[[Actions], Array], size: int)
     >>> drawn.mean.round(3), round(drawn.variance, 3)
     (array([0.7, 0.7]), 1.22)
     """
-    mean = sum(w @ x for w, x in _estimates(logits, estimator, size))
+    first = [w @ x for w, x in _estimates(logits, estimator, size)]
+    mean: Array = np.sum(first, axis=0)
     centered = ((w, x - mean) for w, x in _estimates(logits, estimator, size))
-    return Moments(mean, sum((w * x.T) @ x for w, x in centered))
+    return Moments(mean, np.sum([(w * x.T) @ x for w, x in centered], axis=0))
 
 
 def group_moments(

@@ -343,3 +343,48 @@ def test_variances_are_of_centred_values():
 
     check_deviation(functools.partial(baseline.standardized, ddof=1))
     fails(check_deviation, wrong)
+
+
+def returns_minus_values(rewards, values, gamma):
+    """The discounted return by its recursion, from the end, minus the value."""
+    after, advantages = values[-1], []
+    for reward, value in zip(rewards[::-1], values[-2::-1], strict=True):
+        after = reward + gamma * after
+        advantages.insert(0, after - value)
+    return advantages
+
+
+def check_gae(gae):
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        rewards, values = rng.normal(size=6), rng.normal(size=7)
+        arguments = torch.tensor(rewards), torch.tensor(values)
+        for gamma in (0.0, 0.9, 1.0):
+            close(gae(*arguments, gamma=gamma), returns_minus_values(rewards, values, gamma))
+            one_step = rewards + gamma * values[1:] - values[:-1]
+            close(gae(*arguments, gamma=gamma, lam=0.0), one_step)
+            mixed = [0.0] * 7
+            for step in reversed(range(6)):
+                mixed[step] = one_step[step] + gamma * 0.5 * mixed[step + 1]
+            close(gae(*arguments, gamma=gamma, lam=0.5), mixed[:6])
+
+
+def wrong_gae(rewards, values, *, gamma=1.0, lam=1.0):
+    delta = rewards + values[1:] - values[:-1]
+    return torch.stack(
+        [sum((gamma * lam) ** k * d for k, d in enumerate(delta[t:])) for t in range(len(delta))]
+    )
+
+
+@pytest.mark.claim("3.17", "enumeration")
+def test_generalised_advantages():
+    check_gae(baseline.gae)
+    fails(check_gae, wrong_gae)
+    rewards, values = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5.0, 4.0, 3.0, 0.0])
+    close(baseline.gae(rewards, values, gamma=0.9)[0], 1 + 0.9 * 2 + 0.81 * 3 - 5, 1e-6)
+    close(wrong_gae(rewards, values, gamma=0.9)[0], 0.90, 1e-6)
+    one = torch.ones(1)
+    close(baseline.gae(one, torch.tensor([10.0, 10.0]), gamma=0.99), [0.9], 1e-6)
+    close(baseline.gae(one, torch.tensor([10.0, 0.0]), gamma=0.99), [-9.0], 1e-6)
+    refuses(ValueError, "`values` has shape .* with one more step", baseline.gae, rewards, rewards)
+    refuses(ValueError, r"`lam` must lie in \[0, 1\], got 2", baseline.gae, rewards, values, lam=2)

@@ -98,6 +98,7 @@ def wrong_clip_before_the_advantage(lp, old_lp, a):
     return -(lp - old_lp).exp().clamp(1 - LOW, 1 + HIGH) * a
 
 
+@pytest.mark.claim("2.11", "autograd")
 def test_expected_gradient_of_ppo_clip(objective):
     check_ppo(objective)
     value = wrong_clip_before_the_advantage(torch.tensor(3.0).log(), torch.tensor(0.0), -1.0)
@@ -111,6 +112,7 @@ def test_expected_gradient_of_ppo_clip(objective):
     fails(check, wrong_clip_before_the_advantage)
 
 
+@pytest.mark.claim("2.12", "algebra")
 def test_ratio_3_and_advantage_minus_1(objective):
     """Right: the objective is -3. Clipped before multiplying it is -1.2."""
     three, zero, down = torch.tensor([[3.0]]).log(), torch.zeros(1, 1), -torch.ones(1, 1)
@@ -118,6 +120,7 @@ def test_ratio_3_and_advantage_minus_1(objective):
     close(three.exp().clamp(0.8, 1.2) * down, [[-1.2]], 1e-6)
 
 
+@pytest.mark.claim("2.11", "autograd")
 def test_at_ratio_1_every_objective_is_reinforce(objective):
     mask = torch.ones(1, 1)
     for name in ("ppo_clip", "dual_clip", "cispo", "gspo"):
@@ -128,6 +131,7 @@ def test_at_ratio_1_every_objective_is_reinforce(objective):
         close(slope, -exact.gradient(THETA, ADVANTAGES))
 
 
+@pytest.mark.claim("2.13", "autograd")
 def test_expected_gradient_of_dual_clip(objective):
     assert any(kept_by_dual(*pair) != kept_by_ppo(*pair) for pair in every_pair())
     for theta, advantages in itertools.product(SPREAD, SIGNS):
@@ -142,6 +146,7 @@ def test_expected_gradient_of_dual_clip(objective):
     close(objective.dual_clip(five, zero, torch.ones(1, 1)), [[-1.2]], 1e-6)
 
 
+@pytest.mark.claim("2.14", "autograd")
 def test_expected_gradient_of_cispo(objective):
     for theta, advantages in itertools.product(SPREAD, SIGNS):
         slope = expected_gradient(
@@ -190,6 +195,7 @@ def sequence_objective(theta, low, high):
     return total
 
 
+@pytest.mark.claim("2.15", "autograd")
 def test_expected_gradient_of_gspo(objective):
     for theta, low, high in itertools.product(SPREAD, (0.1, 1.0), (0.1, 50.0)):
         slope = sequence_gradient(
@@ -221,6 +227,7 @@ def test_each_token_of_gspo_carries_its_own_gradient(objective):
     close(grad(loss[0, 1], log_probs)[0], [[0.0, 3 * shared]])
 
 
+@pytest.mark.claim("2.15", "enumeration")
 def test_a_geometric_mean_is_no_importance_weight(objective):
     """old .5/.5, new .8/.2, reward for 00 only: .40 by the geometric mean, .64 by the product."""
     old, new = np.array([0.5, 0.5]), np.array([0.8, 0.2])
@@ -241,6 +248,7 @@ def test_a_geometric_mean_is_no_importance_weight(objective):
     close(-objective.gspo(log_probs, old_log_probs, one, one, clip_high=9.0), 1.6 * one, 1e-6)
 
 
+@pytest.mark.claim("2.12", "enumeration")
 def test_clip_fraction_knows_the_sign_of_the_advantage(objective):
     """Ratios (1.5,1.5,.5,.5), advantages (1,-1,1,-1): .5. Without the sign 1.0."""
     ratios = torch.tensor([[1.5, 1.5, 0.5, 0.5]], dtype=torch.float64)
@@ -279,6 +287,7 @@ def test_clip_fraction_counts_the_gradients_that_ppo_clip_removes(objective):
     )
 
 
+@pytest.mark.claim("2.16", "autograd")
 def test_a_loss_of_zero_is_not_a_gradient_of_zero(objective):
     """Two actions, advantages 1 and -1, ratio 1: loss 0, gradient (-.5, .5)."""
     logits = torch.zeros(2, dtype=torch.float64, requires_grad=True)
@@ -349,11 +358,13 @@ def wrong_mean_of_means(objective, parts, mode):
     return sum(means) / len(means)
 
 
+@pytest.mark.claim("2.18", "autograd")
 def test_micro_batches_change_nothing(objective):
     check_micro_batches(objective)
     fails(check_micro_batches, objective, wrong_mean_of_means)
 
 
+@pytest.mark.claim("2.18", "algebra")
 def test_mean_of_micro_batch_means(objective):
     """Lengths 2 and 8, losses 1 and 2: right 1.8, the mean of the means is 1.5."""
     mask = torch.arange(8) < torch.tensor([[2], [8]])
@@ -365,6 +376,7 @@ def test_mean_of_micro_batch_means(objective):
     close(wrong_mean_of_means(objective, parts, "token_mean"), 1.5)
 
 
+@pytest.mark.claim("2.17", "autograd")
 def test_the_weight_of_a_token_in_a_long_answer(objective):
     """Mean per sequence: tokens of answers of length 10 and 100 weigh .05 and .005."""
     mask = torch.arange(100) < torch.tensor([[10], [100]])

@@ -239,10 +239,17 @@ def wrong_half_precision(logits, targets):
     return torch.log_softmax(logits, dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1).float()
 
 
+@pytest.mark.claim("2.19", "enumeration")
 def test_half_precision_logits_are_upcast(policy):
     """V=32768: log-softmax in bfloat16 errs by hundredths of a nat, upcast by less than 1e-5."""
     check_half_precision(policy.log_probs)
     fails(check_half_precision, wrong_half_precision)
+    generator = torch.Generator().manual_seed(2)
+    logits = (3 * torch.randn(4, 32768, generator=generator)).bfloat16()
+    off = wrong_half_precision(logits, logits.argmin(-1)) - policy.log_probs(
+        logits, logits.argmin(-1)
+    )
+    assert off.abs().max() > 0.03
     for dtype in (torch.float16, torch.bfloat16):
         logits = torch.tensor([1.0, 2.0, 3.0], dtype=dtype, requires_grad=True)
         restricted = policy.restricted_log_softmax(logits, torch.tensor([True, True, False]))
