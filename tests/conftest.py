@@ -53,7 +53,7 @@ def serve(directory: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def address(site: Path) -> Iterator[str]:
+def book_url(site: Path) -> Iterator[str]:
     """The address of the book, below a path, as a project's pages are hosted."""
     for root in serve(site.parent):
         yield f"{root}/{site.name}/"
@@ -83,10 +83,10 @@ def browser():
 
 
 @pytest.fixture
-def page(browser, address: str):
+def page(browser, book_url: str):
     """An empty page whose addresses are relative to the book's; requests leaving it are kept."""
     context = browser.new_context(
-        base_url=address,
+        base_url=book_url,
         permissions=["clipboard-read", "clipboard-write"],
         viewport={"width": 1280, "height": 900},
     )
@@ -95,7 +95,7 @@ def page(browser, address: str):
     context.on(
         "request",
         lambda request: (
-            request.url.startswith((address, "data:", "blob:"))
+            request.url.startswith((book_url, "data:", "blob:"))
             or page.left_the_site.append(request.url)
         ),
     )

@@ -157,3 +157,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if MARKER in markdown:
         return markdown.replace(MARKER, ledger_page(claims, proofs))
     return _BOX.sub(box, markdown + "\n")
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Leave of each anchor only its name: with an address it would be a link without a text."""
+    return html.replace('<a href="" id="claim-', '<a id="claim-')

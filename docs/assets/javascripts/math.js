@@ -4,7 +4,13 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const element of document.querySelectorAll(".arithmatex")) {
     const displayMode = element.tagName === "DIV";
     const tex = element.textContent.trim().slice(2, -2);
-    katex.render(tex, element, { displayMode, throwOnError: false });
+    try {
+      katex.render(tex, element, { displayMode });
+    } catch {
+      // KaTeX marks a formula that it cannot parse, but not one with an unknown command.
+      katex.render(tex, element, { displayMode, throwOnError: false });
+      element.classList.add("katex-error");
+    }
     if (displayMode && element.scrollWidth > element.clientWidth) element.tabIndex = 0;
   }
 });
