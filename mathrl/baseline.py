@@ -3,7 +3,7 @@
 A group is G samples `a_i ~ π` of one task, with rewards `r_i`. Its policy-gradient estimate is
 `ĝ = (1/G) Σ_i A_i ∇log π(a_i)`, and a baseline chooses the advantages `A_i`. In expectation:
 
-| | advantage | `E[ĝ]` |
+| baseline | advantage | `E[ĝ]` |
 |---|---|---|
 | `leave_one_out` | `r_i` minus the mean of the others | `∇J` |
 | `optimal` | `r_i` minus a weighted mean of the others | `∇J` |

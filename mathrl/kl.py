@@ -7,7 +7,7 @@ An estimator sees only the sampled action `a`. Write `ℓ = log π(a) - log ref(
 `a ~ π` and a reference with the support of `π`. "As a loss" means differentiating the estimator
 with the samples held fixed; "in the reward" means detaching it and multiplying with the score.
 
-| | per token | expected value | expected gradient as a loss | in the reward |
+| estimator | per token | expected value | expected gradient as a loss | in the reward |
 |---|---|---|---|---|
 | `k1` | `ℓ` | `KL(π‖ref)` | `0` | `∇KL(π‖ref)` |
 | `k2` | `ℓ²/2` | biased | `∇KL(π‖ref)` | biased |

@@ -4,7 +4,7 @@ Each objective maps log-probabilities of shape (B, T) to losses of shape (B, T),
 `aggregate` makes one number of them. With `ρ = π(a)/old(a)`, `A` the advantage and `sg` for what
 is not differentiated:
 
-| | loss per token | gradient in `log π` |
+| objective | loss per token | gradient in `log π` |
 |---|---|---|
 | `reinforce` | `-A log π` | `-A` |
 | `ppo_clip` | `-min(ρA, clip(ρ)A)` | `-ρA`, or 0 outside the clip on the side of `A` |
