@@ -3,8 +3,9 @@
 import hashlib
 import json
 
-import evidence
 import pytest
+
+import evidence
 
 SOURCE = "mathrl/arithmetic.py"
 

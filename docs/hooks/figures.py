@@ -1,4 +1,4 @@
-"""Writes the table inside each figure at build, from the package: the page reads without JavaScript.
+"""Writes the table inside each figure at build, so that the page reads without JavaScript.
 
 A figure is a custom element whose script enhances the table that stands in it. Every number and
 every verdict comes from `mathrl`; the scripts hold no rule of their own.

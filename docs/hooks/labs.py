@@ -65,7 +65,8 @@ def stored_key(notebook: Path) -> str | None:
     if not notebook.is_file():
         return None
     book = nbformat.read(notebook, as_version=4)
-    return book.metadata.get("mathrl_key")  # type: ignore[no-any-return]
+    made_from: str | None = book.metadata.get("mathrl_key")
+    return made_from
 
 
 def stale(labs: Path = LABS) -> list[Path]:
