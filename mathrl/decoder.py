@@ -93,7 +93,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, past: "Layer | None" = None) -> Tensor:
         """Add both halves to the stream: (B, T, D) to (B, T, D)."""
         x = x + self.attention(self.attention_norm(x), mask, past)  # (B, T, D)
-        hidden = F.gelu(self.up(self.mlp_norm(x)), approximate="tanh")  # (B, T, mlp_ratio * D)
+        hidden = F.gelu(self.up(self.mlp_norm(x)))  # (B, T, mlp_ratio * D)
         return x + self.down(hidden)  # (B, T, D)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mathrl import arithmetic
 
-MOST_RESPONSES = 100_000
+MOST_RESPONSES = 10_000
 """The largest grammar whose responses are listed."""
 
 
