@@ -80,10 +80,12 @@ def check_twins(decoder=decoder, by_hand=by_hand):
                 close(parameter.grad, theirs[name], 1e-10)
 
 
+@pytest.mark.claim("5.2", "autograd")
 def test_network_and_twin_agree_on_outputs_and_on_every_gradient():
     check_twins()
 
 
+@pytest.mark.claim("5.2", "algebra")
 def test_twin_agrees_with_finite_differences():
     """The twin's own backward pass against its own forward pass: no torch on either side."""
     config = SIZES[1]
@@ -113,6 +115,7 @@ def check_causal(decoder=decoder):
         assert (before[:, position:] != after[:, position:]).any(-1).all()
 
 
+@pytest.mark.claim("5.1", "autograd")
 def test_a_token_changes_what_follows_and_nothing_before():
     check_causal()
 
@@ -149,6 +152,7 @@ def test_first_policy_is_close_to_uniform():
     assert (joint.exp() - 0.01).abs().max() < 0.015
 
 
+@pytest.mark.claim("5.1", "enumeration")
 def test_attention_maps_are_the_weights_that_were_used():
     config = DecoderConfig(width=12, depth=3, heads=3)
     model, tokens = network(config), PROMPTS[:2]
@@ -181,6 +185,7 @@ def check_cache(decoder=decoder):
         close(rest, whole[:, 5:].repeat_interleave(2, 0))
 
 
+@pytest.mark.claim("5.2", "enumeration")
 def test_a_cached_pass_gives_what_a_whole_pass_gives():
     check_cache()
 
@@ -328,10 +333,13 @@ def check_enumeration(responses=responses):
                 assert row == expected + [rules.end] * (rules.length - len(expected))
 
 
+@pytest.mark.claim("5.3", "enumeration")
+@pytest.mark.claim("5.4", "enumeration")
 def test_tree_gives_what_whole_sequences_give():
     check_enumeration()
 
 
+@pytest.mark.claim("5.3", "enumeration")
 def test_forced_tokens_have_log_probability_exactly_zero():
     log_probs = responses.enumerate_all(network(), PROMPTS, ARITHMETIC).log_probs
     assert (log_probs[:, :, 2] == 0).all()
@@ -340,6 +348,7 @@ def test_forced_tokens_have_log_probability_exactly_zero():
     assert (whole.joint == 0).all()
 
 
+@pytest.mark.claim("5.4", "enumeration")
 def test_all_responses_cost_one_pass_of_fifteen_positions():
     model, shapes = network(), []
     model.register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape)))
@@ -398,6 +407,7 @@ def check_network_gradient(responses=responses):
             close(slope[name], expected, 1e-10)
 
 
+@pytest.mark.claim("5.7", "autograd")
 def test_exact_policy_gradient_and_divergence_of_a_real_network():
     check_network_gradient()
 
@@ -480,12 +490,14 @@ def check_frequencies(sample):
     assert 50 < statistic < 99 * (1 - 2 / 891 + 4.75 * math.sqrt(2 / 891)) ** 3
 
 
+@pytest.mark.claim("5.5", "enumeration")
 def test_sampled_log_probs_are_those_of_the_distribution_sampled_from():
     for cached in (True, False):
         check_sample(lambda *a, c=cached: responses.sample(*a, cached=c))
     fails(check_sample, wrong_cut_without_renormalising)
 
 
+@pytest.mark.claim("5.5", "enumeration")
 def test_sampling_frequencies_follow_the_exact_distribution():
     check_frequencies(responses.sample)
     fails(check_frequencies, wrong_sampling_at_another_temperature)
@@ -646,6 +658,7 @@ def test_scoring_refuses_responses_outside_the_grammar():
     check_score_refusals()
 
 
+@pytest.mark.claim("5.6", "enumeration")
 def test_the_mask_counts_one_stop_token():
     tokens = torch.tensor([[7, 4, 13, 13, 13], [13, 1, 2, 13, 13], [1, 2, 3, 4, 5]])
     expected = [[1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]
