@@ -137,7 +137,8 @@ def kl(logits: ArrayLike, ref_logits: ArrayLike) -> float:
     >>> round(kl(np.log([0.5, 0.3, 0.2]), np.log([0.2, 0.5, 0.3])), 6)
     0.223805
     """
-    return float(tree_kl([logits], [ref_logits])[0])
+    own, ref = _pair(logits, ref_logits)
+    return float(tree_kl([own], [ref])[0])
 
 
 def kl_gradient(logits: ArrayLike, ref_logits: ArrayLike) -> Array:
@@ -149,7 +150,10 @@ def kl_gradient(logits: ArrayLike, ref_logits: ArrayLike) -> Array:
     >>> kl_gradient(np.log([0.5, 0.3, 0.2]), np.log([0.2, 0.5, 0.3])).round(6)
     array([ 0.346243, -0.220389, -0.125854])
     """
-    return tree_kl_gradient([logits], [ref_logits])[0]
+    own, ref = _pair(logits, ref_logits)
+    if kl(own, ref) == math.inf:
+        raise ValueError("`ref_logits` must allow every action that `logits` allows")
+    return tree_kl_gradient([own], [ref])[0]
 
 
 def forward_kl_gradient(logits: ArrayLike, ref_logits: ArrayLike) -> Array:
@@ -161,9 +165,10 @@ def forward_kl_gradient(logits: ArrayLike, ref_logits: ArrayLike) -> Array:
     >>> forward_kl_gradient(np.log([0.5, 0.3, 0.2]), np.log([0.2, 0.5, 0.3])).round(6)
     array([ 0.3, -0.2, -0.1])
     """
-    if kl(ref_logits, logits) == math.inf:
+    own, ref = _pair(logits, ref_logits)
+    if kl(ref, own) == math.inf:
         raise ValueError("`logits` must allow every action that `ref_logits` allows")
-    return softmax(logits) - softmax(ref_logits)
+    return np.exp(own) - np.exp(ref)
 
 
 class Moments(NamedTuple):
@@ -220,8 +225,8 @@ def group_moments(
         Mean (A,) and covariance (A, A).
 
     Raises:
-        ValueError: the groups are more than `MOST_GROUPS`, or the advantages have another shape
-            or are not finite.
+        ValueError: the groups are more than `MOST_GROUPS`, or the advantages have another shape,
+            are not finite, or make a group depend on the groups beside it.
 
     >>> group_mean = lambda rewards: rewards - rewards.mean(1, keepdims=True)
     >>> group_moments(np.log([0.5, 0.3, 0.2]), [1, 0, 0], group_mean, 4).mean.round(4)
@@ -257,7 +262,8 @@ def binary_moments(
 
     Raises:
         ValueError: the allowed actions do not have exactly two rewards, or the advantages have
-            another shape, are not finite, or depend on the order of the group.
+            another shape, are not finite, or depend on the order of the group or on the groups
+            beside it.
 
     >>> group_mean = lambda rewards: rewards - rewards.mean(1, keepdims=True)
     >>> binary_moments(np.log([0.5, 0.3, 0.2]), [1, 0, 0], group_mean, 1000).mean.round(5)
@@ -279,9 +285,10 @@ def binary_moments(
     counts = np.stack([successes, size - successes]) / size
     weights = np.stack([won, lost])
     conditional_mean = (counts * weights).T @ (np.stack(given) - probs)
-    within = binomial(size, probs[success].sum()) @ (counts * weights**2).T / size
 
-    chance = binomial(size, probs[success].sum())
+    # Rounding can carry a sum of probabilities past 1.
+    chance = binomial(size, min(1.0, probs[success].sum()))
+    within = chance @ (counts * weights**2).T / size
     mean = chance @ conditional_mean
     centered = conditional_mean - mean
     spread = sum(w * (np.diag(q) - np.outer(q, q)) for w, q in zip(within, given, strict=True))
@@ -292,13 +299,13 @@ def binomial(size: int, p: float) -> Array:
     """Probabilities of 0 … `size` successes among `size` trials, shape (size + 1,).
 
     Raises:
+        TypeError: `size` is not an integer.
         ValueError: `size` is negative or `p` lies outside [0, 1].
 
     >>> binomial(2, 0.5)
     array([0.25, 0.5 , 0.25])
     """
-    if size < 0:
-        raise ValueError(f"`size` must be at least 0, got {size}")
+    _size(size, least=0)
     if not 0 <= p <= 1:
         raise ValueError(f"`p` must lie in [0, 1], got {p}")
     if p in (0, 1):
@@ -322,6 +329,7 @@ def std_factor(p: float, size: int, ddof: int = 0) -> float:
         ddof: 0 or 1, of the standard deviation that is divided by.
 
     Raises:
+        TypeError: `size` is not an integer.
         ValueError: an argument is outside its range.
 
     >>> round(std_factor(0.01, 8), 4), round(std_factor(0.5, 8, ddof=1), 3)
@@ -372,9 +380,13 @@ def tree_kl(steps: Steps, ref_steps: Steps) -> Array:
     """
     log_probs = _tree("steps", steps)
     ratios = _log_ratios(log_probs, _tree("ref_steps", ref_steps))
-    taken = zip(_reach(log_probs), log_probs, ratios, strict=True)
+    chances = [np.exp(_path(log_probs[: t + 1])) for t in range(len(log_probs))]
+    # A probability may underflow to 0 where the ratio is infinite: no product of the two.
     return np.array(
-        [_weighted(reach[..., None] * np.exp(own), ratio) for reach, own, ratio in taken]
+        [
+            math.inf if (ratio == math.inf).any() else (chance * ratio).sum()
+            for chance, ratio in zip(chances, ratios, strict=True)
+        ]
     )
 
 
@@ -422,6 +434,13 @@ def _policy(name: str, logits: ArrayLike) -> Array:
     return _normalize(name, array)
 
 
+def _pair(logits: ArrayLike, ref_logits: ArrayLike) -> tuple[Array, Array]:
+    own, ref = _policy("logits", logits), _policy("ref_logits", ref_logits)
+    if own.shape != ref.shape:
+        raise ValueError(f"`ref_logits` has shape {ref.shape}, expected {own.shape}")
+    return own, ref
+
+
 def _known(name: str, values: ArrayLike, log_probs: Array, more: tuple[int, ...] = ()) -> Array:
     """Values at allowed actions and 0 at forbidden ones; `more` are axes after the policy's."""
     array = _numbers(name, values)
@@ -439,10 +458,12 @@ def _centered(probs: Array, values: Array) -> Array:
     return probs * (values - (probs * values).sum(-1, keepdims=True)) + 0.0
 
 
-def _size(size: int) -> int:
-    if size < 1:
-        raise ValueError(f"`size` must be at least 1, got {size}")
-    return size
+def _size(size: int, least: int = 1) -> int:
+    if not isinstance(size, (int, np.integer)):
+        raise TypeError(f"`size` must be an integer, got {type(size).__name__}")
+    if size < least:
+        raise ValueError(f"`size` must be at least {least}, got {size}")
+    return int(size)
 
 
 def _estimates(
@@ -475,6 +496,9 @@ def _advantages(advantages: Callable[[Array], Array], rewards: Array) -> Array:
         raise ValueError(f"`advantages` returned {weights.shape}, expected {rewards.shape}")
     if not np.isfinite(weights).all():
         raise ValueError("`advantages` must return finite numbers")
+    alone = np.asarray(advantages(np.ascontiguousarray(rewards[-1:])), dtype=np.float64)
+    if not np.allclose(alone, weights[-1:]):
+        raise ValueError("`advantages` must judge each group alone, without the groups beside it")
     return weights
 
 
@@ -521,19 +545,16 @@ def _reach(log_probs: list[Array]) -> list[Array]:
 
 
 def _log_ratios(log_probs: list[Array], ref_log_probs: list[Array]) -> list[Array]:
+    """`log π - log ref` of every choice that can be reached and made, and 0 elsewhere."""
+    if len(ref_log_probs) != len(log_probs):
+        raise ValueError(f"`ref_steps` has {len(ref_log_probs)} steps, expected {len(log_probs)}")
+    ratios = []
     for t, (own, ref) in enumerate(zip(log_probs, ref_log_probs, strict=True)):
         if own.shape != ref.shape:
             raise ValueError(f"`ref_steps[{t}]` has shape {ref.shape}, expected {own.shape}")
-    pairs = zip(log_probs, ref_log_probs, strict=True)
-    return [
-        np.where(own == -np.inf, 0.0, np.where(own == -np.inf, 0.0, own) - ref)
-        for own, ref in pairs
-    ]
-
-
-def _weighted(probs: Array, values: Array) -> float:
-    """`Σ probs · values` with `0 · inf = 0`."""
-    return float((probs * np.where(probs > 0, values, 0.0)).sum())
+        taken = _path(log_probs[: t + 1]) > -np.inf
+        ratios.append(np.where(taken, np.where(taken, own, 0.0) - ref, 0.0))
+    return ratios
 
 
 def _ascend(log_probs: list[Array], gains: list[Array]) -> list[Array]:
