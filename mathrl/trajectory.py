@@ -14,21 +14,103 @@ What is not known stays unknown. A missing log-probability is None, never 0.0 (a
 """
 
 import numbers
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 from mathrl import _values
-from mathrl.calls import Call as Call
-from mathrl.calls import Sampling as Sampling
-from mathrl.prefixes import PrefixTree, Shared
+from mathrl._draft import Draft
+from mathrl._prefixes import PrefixTree, Shared
 from mathrl.splits import Decoder, Split, diagnose
 
 POLICY, CONTEXT = "policy", "context"
 
 CUT = "past max_tokens"
 EMPTY = "empty output"
+
+
+class Sampling(NamedTuple):
+    """How a call was sampled, as far as it is known; None where it is not.
+
+    Log-probabilities are `"raw"` if they are those of the full softmax at temperature 1, and
+    `"processed"` if they are those of the distribution that was sampled from, after temperature
+    and truncation. The two differ: top-p that keeps a mass of 0.9 adds -log 0.9 = 0.105 to each.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    log_probs: Literal["raw", "processed"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One sampled call, exactly as the sampler saw and returned it.
+
+    Args:
+        prompt_ids: the ids of the whole prompt, at least one. Lists, arrays and tensors of
+            integers are kept as tuples.
+        output_ids: the sampled ids, the stop token included if it was sampled.
+        log_probs: for each output id its log-probability in nats, or None where the sampler gave
+            none; None for all of them.
+        finish_reason: `"stop"`, `"length"` or another word of the sampler.
+        sampling: settings.
+        simulated: the ids were made from text, not recorded.
+
+    Raises:
+        TypeError: ids are not integers, or log-probabilities not numbers.
+        ValueError: the prompt is empty, an id is negative, a log-probability is positive, NaN or
+            infinite, there is not one for each output id, or an output that ended with `"stop"`
+            is empty.
+
+    Source: derived in the book, conversations, chapter 1.
+
+    >>> Call(prompt_ids=[1], output_ids=[2, 3], log_probs=[-0.2, -0.4]).token_ids
+    (1, 2, 3)
+    """
+
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    log_probs: Sequence[float | None] | None = None
+    finish_reason: str | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    simulated: bool = False
+
+    def __post_init__(self) -> None:
+        """Check, and keep tuples."""
+        object.__setattr__(self, "prompt_ids", _values.ids("prompt_ids", self.prompt_ids))
+        object.__setattr__(self, "output_ids", _values.ids("output_ids", self.output_ids))
+        if not self.prompt_ids:
+            raise ValueError("`prompt_ids` is empty, and a first output id needs one before it")
+        if self.finish_reason == "stop" and not self.output_ids:
+            raise ValueError(
+                "`output_ids` is empty, but a call that stopped sampled its stop token"
+            )
+        if self.log_probs is not None:
+            given = _log_probs(self.log_probs, len(self.output_ids))
+            object.__setattr__(self, "log_probs", given)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and output."""
+        return (*self.prompt_ids, *self.output_ids)
+
+    def capped(self, max_output: int) -> "Call":
+        """The call as it would have been had sampling ended after `max_output` tokens.
+
+        Ids, log-probabilities and finish reason change together.
+
+        >>> call = Call(prompt_ids=[1], output_ids=[2, 3, 4, 5], finish_reason="stop")
+        >>> capped = call.capped(2)
+        >>> capped.output_ids, capped.finish_reason
+        ((2, 3), 'length')
+        """
+        if max_output < 0:
+            raise ValueError(f"`max_output` must not be negative, got {max_output}")
+        if len(self.output_ids) <= max_output:
+            return self
+        log_probs = None if self.log_probs is None else self.log_probs[:max_output]
+        output_ids = self.output_ids[:max_output]
+        return replace(self, output_ids=output_ids, log_probs=log_probs, finish_reason="length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +260,7 @@ def build(
     excluded = dict(exclude or {})
     _check_range(len(calls), excluded, max_tokens)
     tree, splits, drafts = PrefixTree(), [], []
-    home: list[_Draft] = []  # of each call, the draft that holds it
+    home: list[Draft] = []  # of each call, the draft that holds it
     for number, call in enumerate(calls):
         ids = call.token_ids
         shared = tree.add(ids, len(call.prompt_ids))
@@ -186,7 +268,7 @@ def build(
         if shared.continues is not None:
             draft = home[shared.continues]
         else:
-            draft = _Draft()
+            draft = Draft()
             drafts.append(draft)
             if nearest is not None:
                 splits.append(_split(number, call, shared, nearest, calls, decode))
@@ -194,85 +276,40 @@ def build(
         # Tokens that were sampled in this very context keep their author; they are not trained.
         known = nearest.calls[: min(shared.length, len(call.prompt_ids))] if nearest else []
         draft.context(call.prompt_ids, known)
-        draft.output(number, call, None if number in excluded else per_call[number])
+        trained = number not in excluded
+        draft.output(number, call.output_ids, call.log_probs, per_call[number], trained)
     untrained = [
         Untrained(number, 0, len(call.output_ids), excluded.get(number, EMPTY))
         for number, call in enumerate(calls)
         if number in excluded or not call.output_ids
     ]
     for draft in drafts:
-        untrained += draft.cut(max_tokens, placeholder_ids)
-    rows = tuple(draft.row(calls) for draft in drafts if any(draft.mask))
+        untrained += [Untrained(*lost, CUT) for lost in draft.cut(max_tokens, placeholder_ids)]
+    rows = tuple(_row(draft, calls) for draft in drafts if any(draft.mask))
     _assert_conserved(calls, rows, untrained)
     return Built(rows, tuple(splits), tuple(sorted(untrained)))
 
 
-class _Draft:
-    """A row while it grows, in token space: entry i of every column is about token i."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.calls: list[int | None] = []
-        self.mask: list[int] = []
-        self.old_log_probs: list[float | None] = []
-        self.advantages: list[float | None] = []
-
-    def context(self, prompt: Sequence[int], known: Sequence[int | None]) -> None:
-        """Grow to the whole of a prompt; `known` names the authors of its leading tokens."""
-        start = len(self.tokens)
-        self.tokens += prompt[start:]
-        self.calls += known[start:]
-        self.calls += [None] * (len(prompt) - len(self.calls))
-        self.mask += [0] * (len(prompt) - start)
-        self.old_log_probs += [None] * (len(prompt) - start)
-        self.advantages += [None] * (len(prompt) - start)
-
-    def output(self, number: int, call: Call, advantages: Sequence[float | None] | None) -> None:
-        """Append what a call sampled; no advantages at all: it is not trained."""
-        count, trained = len(call.output_ids), advantages is not None
-        known = trained and call.log_probs is not None
-        self.tokens += call.output_ids
-        self.calls += [number] * count
-        self.mask += [int(trained)] * count
-        self.old_log_probs += (call.log_probs or ()) if known else [None] * count
-        self.advantages += [None] * count if advantages is None else advantages
-
-    def cut(self, length: int | None, placeholder_ids: Collection[int]) -> Iterable[Untrained]:
-        """Drop what follows the first `length` tokens; yield the targets that are lost."""
-        if length is None or len(self.tokens) <= length:
-            return
-        last, whole = len(self.tokens), {*placeholder_ids}
-        while length and self.tokens[length - 1] in whole and self.tokens[length] in whole:
-            length -= 1
-        kept = Counter(c for c, m in zip(self.calls[:length], self.mask, strict=False) if m)
-        tail = zip(self.calls[length:last], self.mask[length:last], strict=True)
-        for call, lost in Counter(c for c, m in tail if m).items():
-            assert call is not None
-            yield Untrained(call, kept[call], kept[call] + lost, CUT)
-        columns = (self.tokens, self.calls, self.mask, self.old_log_probs, self.advantages)
-        for column in columns:
-            del column[length:]
-
-    def row(self, calls: Sequence[Call]) -> Row:
-        """The shift: the columns of target t are those of token t + 1."""
-        trained = {c for c, m in zip(self.calls, self.mask, strict=True) if m and c is not None}
-        return Row(
-            tokens=tuple(self.tokens),
-            mask=tuple(self.mask[1:]),
-            authors=tuple(CONTEXT if call is None else POLICY for call in self.calls[1:]),
-            calls=tuple(self.calls[1:]),
-            old_log_probs=tuple(self.old_log_probs[1:]),
-            advantages=tuple(self.advantages[1:]),
-            weights=tuple(float(m) for m in self.mask[1:]),
-            settings={call: calls[call].sampling for call in sorted(trained)},
-        )
+def _row(draft: Draft, calls: Sequence[Call]) -> Row:
+    """The shift: the columns of target t are those of token t + 1."""
+    trained = {c for c, m in zip(draft.calls, draft.mask, strict=True) if m and c is not None}
+    return Row(
+        tokens=tuple(draft.tokens),
+        mask=tuple(draft.mask[1:]),
+        authors=tuple(CONTEXT if call is None else POLICY for call in draft.calls[1:]),
+        calls=tuple(draft.calls[1:]),
+        old_log_probs=tuple(draft.old_log_probs[1:]),
+        advantages=tuple(draft.advantages[1:]),
+        weights=tuple(float(m) for m in draft.mask[1:]),
+        settings={call: calls[call].sampling for call in sorted(trained)},
+    )
 
 
 def _split(
     number: int,
     call: Call,
     shared: Shared,
-    nearest: _Draft,
+    nearest: Draft,
     calls: Sequence[Call],
     decode: Decoder | None,
 ) -> Split:
@@ -350,3 +387,17 @@ def _advantages(
             raise ValueError(f"`{name}` has {len(values)} entries for {count} output ids")
         result.append([_values.number(name, value) for value in values])
     return result
+
+
+def _log_probs(values: Any, count: int) -> tuple[float | None, ...]:
+    given = _values.listed("log_probs", values)
+    if len(given) != count:
+        raise ValueError(f"`log_probs` has {len(given)} entries for {count} output ids")
+    result = []
+    for at, value in enumerate(given):
+        name = f"log_probs[{at}]"
+        number = None if value is None else _values.number(name, value)
+        if number is not None and number > 0:
+            raise ValueError(f"`{name}` must not be positive, got {number}")
+        result.append(number)
+    return tuple(result)

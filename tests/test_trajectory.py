@@ -13,8 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mathrl import calls as calls_module
-from mathrl import prefixes, splits, trajectory
+from mathrl import _prefixes, splits, trajectory
 from mathrl.trajectory import Call, Row, Sampling, build
 from tests.mutants import assert_caught
 from tests.oracles import fails, refuses
@@ -28,7 +27,7 @@ def ids(letters):
     return [ID[letter] for letter in letters]
 
 
-def calls_of(*texts, module=calls_module, **settings):
+def calls_of(*texts, module=trajectory, **settings):
     """Calls written as "prompt|output"; log-probabilities -0.1, -0.2, … through all of them."""
     made, count = [], 0
     for text in texts:
@@ -360,7 +359,7 @@ def test_cut_never_divides_a_run_of_placeholders():
 class Graph:
     """Calls made from a string of bytes: extend, branch, edit, truncate, sample nothing."""
 
-    def __init__(self, program, module=calls_module):
+    def __init__(self, program, module=trajectory):
         self.bytes, self.at, self.module = program, 0, module
         self.calls = []
         while self.at < len(program) or not self.calls:
@@ -605,7 +604,7 @@ def check_call_refuses(module):
 
 
 def test_call_refuses():
-    check_call_refuses(calls_module)
+    check_call_refuses(trajectory)
 
 
 def check_capped(module):
@@ -619,7 +618,7 @@ def check_capped(module):
 
 
 def test_capped():
-    check_capped(calls_module)
+    check_capped(trajectory)
     assert replace(calls_of("U|AB")[0], log_probs=None).capped(1).log_probs is None
 
 
@@ -672,7 +671,7 @@ def check_tree(module):
 
 
 def test_tree():
-    check_tree(prefixes)
+    check_tree(_prefixes)
 
 
 def test_rows_are_built_without_torch_or_numpy():
@@ -684,6 +683,23 @@ def test_rows_are_built_without_torch_or_numpy():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def check_drafted(module):
+    """All that a row is made of, made by another draft."""
+    true, trajectory.Draft = trajectory.Draft, module.Draft
+    try:
+        check_untrained(trajectory)
+        check_cut(trajectory)
+        check_cut_never_divides_a_run_of_placeholders(trajectory)
+        check_branches_train_what_they_share_once(trajectory)
+        assert build(calls_of("U|AB", "UAB|C")).rows[0].calls == (0, 0, 1)
+        [row] = build([Call(prompt_ids=[0], output_ids=[1])], advantages=1.0).rows
+        assert (row.old_log_probs, row.advantages) == ((None,), (1.0,))
+        [row] = build(calls_of("U|AB", "UABT|C"), exclude={0: "why"}, advantages=1.0).rows
+        assert (row.mask, row.advantages) == ((0, 0, 0, 1), (None, None, None, 1.0))
+    finally:
+        trajectory.Draft = true
+
+
 def strictly(check, module):
     """A mutant that stumbles over another check of the package is caught too."""
     try:
@@ -693,14 +709,14 @@ def strictly(check, module):
 
 
 MUTANTS = [
-    ("trajectory", "mask=tuple(self.mask[1:])", "mask=tuple(self.mask[:-1])", check_six_tokens),
-    ("trajectory", "calls=tuple(self.calls[1:])", "calls=tuple(self.calls[:-1])",
+    ("trajectory", "mask=tuple(draft.mask[1:])", "mask=tuple(draft.mask[:-1])", check_six_tokens),
+    ("trajectory", "calls=tuple(draft.calls[1:])", "calls=tuple(draft.calls[:-1])",
      check_six_tokens),
-    ("trajectory", "tuple(self.old_log_probs[1:])", "tuple(self.old_log_probs[:-1])",
+    ("trajectory", "tuple(draft.old_log_probs[1:])", "tuple(draft.old_log_probs[:-1])",
      check_law_on_some),
-    ("trajectory", "tuple(self.advantages[1:])", "tuple(self.advantages[:-1])", check_six_tokens),
+    ("trajectory", "tuple(draft.advantages[1:])", "tuple(draft.advantages[:-1])", check_six_tokens),
     ("trajectory", "CONTEXT if call is None else POLICY", "POLICY", check_six_tokens),
-    ("trajectory", "float(m) for m in self.mask[1:]", "1.0 for m in self.mask[1:]",
+    ("trajectory", "float(m) for m in draft.mask[1:]", "1.0 for m in draft.mask[1:]",
      check_six_tokens),
     ("trajectory", "if shared.continues is not None:", "if drafts:", check_exact_extension_merges),
     ("trajectory", "if shared.continues is not None:", "if False:", check_exact_extension_merges),
@@ -708,23 +724,25 @@ MUTANTS = [
      check_branches_train_what_they_share_once),
     ("trajectory", "[: min(shared.length, len(call.prompt_ids))]", "",
      check_authors_survive_where_the_context_is_the_same),
-    ("trajectory", "[int(trained)] * count", "[1] * count", check_untrained),
-    ("trajectory", "if known else [None] * count", "if known else [0.0] * count",
-     check_law_on_some),
     ("trajectory", "excluded.get(number, EMPTY)", "EMPTY", check_untrained),
     ("trajectory", " or not call.output_ids\n", "\n", check_untrained),
-    ("trajectory", "kept[call], kept[call] + lost, CUT", "0, lost, CUT", check_cut),
-    ("trajectory", "length -= 1", "break", check_cut_never_divides_a_run_of_placeholders),
     ("trajectory", "for draft in drafts if any(draft.mask)", "for draft in drafts", check_cut),
     ("trajectory", "[item] * count if isinstance", "[item] if isinstance", check_advantages),
     ("trajectory", "extends=shared.extends", "extends=0", check_reasons),
     ("trajectory", "if m and (author != POLICY or call is None)", "if False", check_row_refuses),
-    ("calls", "self.output_ids[:max_output]", "self.output_ids", check_capped),
-    ("calls", 'finish_reason="length"', "finish_reason=self.finish_reason", check_capped),
-    ("calls", "number > 0", "number > 1", check_call_refuses),
-    ("calls", "if len(given) != count:", "if False:", check_call_refuses),
-    ("calls", 'if self.finish_reason == "stop" and not self.output_ids:', "if False:",
+    ("trajectory", "self.output_ids[:max_output]", "self.output_ids", check_capped),
+    ("trajectory", 'finish_reason="length"', "finish_reason=self.finish_reason", check_capped),
+    ("trajectory", "number > 0", "number > 1", check_call_refuses),
+    ("trajectory", "if len(given) != count:", "if False:", check_call_refuses),
+    ("trajectory", 'if self.finish_reason == "stop" and not self.output_ids:', "if False:",
      check_call_refuses),
+    ("_draft", "[int(trained)] * len(ids)", "[1] * len(ids)", check_drafted),
+    ("_draft", "[None] * len(ids)", "[0.0] * len(ids)", check_drafted),
+    ("_draft", "advantages if trained else", "advantages if True else", check_drafted),
+    ("_draft", "known[start:]", "known", check_drafted),
+    ("_draft", "call, kept[call], count", "call, 0, count", check_drafted),
+    ("_draft", "length -= 1", "break", check_drafted),
+    ("_draft", "self.tokens, self.calls, self.mask", "self.tokens, self.mask", check_drafted),
     ("splits", "writers[shared] != writers[shared - 1]", "False", check_diagnosis),
     ("splits", "boundary = shared == extends or", "boundary =", check_diagnosis),
     ("splits", "return REASONING if kept else REWRITE", "return REWRITE", check_diagnosis),
@@ -735,10 +753,10 @@ MUTANTS = [
     ("splits", "if extends and not (", "if not (", check_diagnosis),
     ("splits", "and not (output and _contains(new, output))", "", check_diagnosis),
     ("splits", "length = borders[length - 1]", "length = 0", check_diagnosis),
-    ("prefixes", "node.open or open_ends", "node.open", check_tree),
-    ("prefixes", "depth <= prompt and node.is_end", "node.is_end", check_tree),
-    ("prefixes", "upper.latest = child.latest", "pass", check_tree),
-    ("prefixes", "nearest, node.latest = node.latest, number\n            if",
+    ("_prefixes", "node.open or open_ends", "node.open", check_tree),
+    ("_prefixes", "depth <= prompt and node.is_end", "node.is_end", check_tree),
+    ("_prefixes", "upper.latest = child.latest", "pass", check_tree),
+    ("_prefixes", "nearest, node.latest = node.latest, number\n            if",
      "nearest = node.latest\n            if", check_tree),
 ]  # fmt: skip
 
