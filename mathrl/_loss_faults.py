@@ -28,7 +28,7 @@ def loss_faults(
     Returns:
         Faults.
 
-    Source: derived in the book, conversations, chapter 2.
+    Source: derived in the book, chapter 10.
     """
     loss = float(loss_fn(tensors))
 

@@ -39,7 +39,7 @@ def mask_faults(row: int, mask: Bools, attended: Bools, truth: Truth) -> list[Fa
     Returns:
         Faults; none if the mask is right.
 
-    Source: derived in the book, conversations, chapter 1.
+    Source: derived in the book, chapter 9.
     """
     right = np.zeros_like(mask)
     right[truth.window] = truth.mask

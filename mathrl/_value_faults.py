@@ -37,7 +37,7 @@ def old_log_prob_faults(
         Faults; none if every trained target has the value recorded for it, and none, or NaN,
         where none was recorded.
 
-    Source: derived in the book, conversations, chapter 1.
+    Source: derived in the book, chapter 9.
     """
     truth = truths[row]
     assert truth is not None
@@ -95,7 +95,7 @@ def advantage_faults(
 ) -> list[Fault]:
     """Name what is wrong with one row of advantages; arguments as for the log-probabilities.
 
-    Source: derived in the book, conversations, chapter 1.
+    Source: derived in the book, chapter 9.
     """
     truth = truths[row]
     assert truth is not None
@@ -134,7 +134,7 @@ def ratio_faults(
     Returns:
         Faults; none if the two agree at every trained target. Missing values are not compared.
 
-    Source: derived in the book, conversations, chapter 1.
+    Source: derived in the book, chapter 9.
     """
     at = at[~np.isnan(old_log_probs[at])]
     new, old = log_probs[at], old_log_probs[at]
@@ -160,7 +160,7 @@ def unexplained_faults(row: int, values: Floats, at: Positions) -> list[Fault]:
     Several values of exactly 0 and no other are a filler: a policy that is certain of every token
     it samples has nothing to learn.
 
-    Source: derived in the book, conversations, chapter 1.
+    Source: derived in the book, chapter 9.
     """
     got = values[at]
     if not len(at):

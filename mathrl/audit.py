@@ -78,7 +78,7 @@ def audit(row: Row, *, decode: Decoder | None = None, fold: int | None = None) -
     Raises:
         ValueError: `fold` is negative.
 
-    Source: derived in the book, conversations, chapter 1.
+    Source: derived in the book, chapter 9.
 
     >>> from mathrl.trajectory import Call, build
     >>> calls = [Call(prompt_ids=[0], output_ids=[1, 2], log_probs=[-0.2, -0.4]),
@@ -190,7 +190,7 @@ def audit_batch(
         ValueError: `rows` has another number of rows than the batch, or `accumulate` is given
             without `loss_fn`.
 
-    Source: derived in the book, conversations, chapters 1 and 2.
+    Source: derived in the book, chapters 9 and 10.
 
     >>> from mathrl.trajectory import Call, build
     >>> calls = [Call(prompt_ids=[0], output_ids=[1, 2]),

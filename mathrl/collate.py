@@ -105,7 +105,7 @@ def pad(
         ValueError: there is no row or nothing trained, a row is longer than `width`, there are
             more rows than `count`, `side` is neither, or a row was sampled in another way.
 
-    Source: derived in the book, conversations, chapter 2.
+    Source: derived in the book, chapter 10.
 
     >>> from mathrl.trajectory import Call, build
     >>> [row] = build([Call(prompt_ids=[7], output_ids=[4, 13])]).rows
@@ -169,7 +169,7 @@ def pack(
     Raises:
         ValueError: there is no row or nothing trained, or a row was sampled in another way.
 
-    Source: derived in the book, conversations, chapter 2.
+    Source: derived in the book, chapter 10.
 
     >>> from mathrl.trajectory import Call, build
     >>> rows = [*build([Call(prompt_ids=[1], output_ids=[2, 3])]).rows,
@@ -248,7 +248,7 @@ def weigh(
     Raises:
         ValueError: nothing is trained, or `by` is neither.
 
-    Source: derived in the book, conversations, chapter 2.
+    Source: derived in the book, chapter 10.
 
     >>> from mathrl.trajectory import Call, build
     >>> long = build([Call(prompt_ids=[1], output_ids=[2, 3, 4])]).rows
@@ -291,7 +291,7 @@ def total(values: Tensor, batch: Targets, processes: int = 1) -> Tensor:
         TypeError: `values` is not floating.
         ValueError: the shape is another, or `processes` is not positive.
 
-    Source: derived in the book, conversations, chapter 2.
+    Source: derived in the book, chapter 10.
 
     >>> from mathrl.trajectory import Call, build
     >>> calls = [Call(prompt_ids=[0], output_ids=[1, 2]),

@@ -88,7 +88,7 @@ def diagnose(
     Returns:
         One of `REASONS`.
 
-    Source: derived in the book, conversations, chapter 2.
+    Source: derived in the book, chapter 10.
 
     >>> diagnose([0, 8, 8, 1], [None, 0, 0, 0], [0, 1, 4], shared=1, extends=0)
     'reasoning stripped'

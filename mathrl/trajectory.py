@@ -62,7 +62,7 @@ class Call:
             infinite, there is not one for each output id, or an output that ended with `"stop"`
             is empty.
 
-    Source: derived in the book, conversations, chapter 1.
+    Source: derived in the book, chapter 9.
 
     >>> Call(prompt_ids=[1], output_ids=[2, 3], log_probs=[-0.2, -0.4]).token_ids
     (1, 2, 3)
@@ -136,7 +136,7 @@ class Row:
         ValueError: a column does not hold n-1 entries, the mask holds other values than 0 and 1,
             or a target is trained that no call sampled.
 
-    Source: derived in the book, conversations, chapter 1.
+    Source: derived in the book, chapter 9.
 
     >>> calls = [Call(prompt_ids=[0], output_ids=[1, 2]),
     ...          Call(prompt_ids=[0, 1, 2, 8, 9], output_ids=[3])]
@@ -245,7 +245,7 @@ def build(
             `exclude` or `max_tokens` is out of range.
         AssertionError: the conservation law fails: a mistake in this function.
 
-    Source: derived in the book, conversations, chapters 1 and 2.
+    Source: derived in the book, chapters 9 and 10.
 
     >>> calls = [Call(prompt_ids=[0], output_ids=[8, 8, 1]),
     ...          Call(prompt_ids=[0, 1, 4], output_ids=[2])]
