@@ -12,15 +12,17 @@ A group is G samples `a_i ~ π` of one task, with rewards `r_i`. Its policy-grad
 | `batch_standardized` | mean and deviation of the batch | the same, weaker as the batch grows |
 | `gae` | returns minus a critic's value | depends on the critic for `λ < 1` |
 
-The factor of the last two is for rewards that take two values; in general the direction changes
-too. A baseline that looks at `r_i` itself is biased, and a baseline need not reduce the variance.
+The factor of the standardised ones is for rewards that take two values; in general the direction
+changes too. A baseline that looks at `r_i` itself is biased, and a baseline need not reduce the
+variance.
 
-Rules for every function. Rewards have shape (..., G): one group in each row. Float16 and bfloat16
-are upcast to float32. Groups of unequal size are padded and `mask`, of the same shape, is 1 at
-rewards and 0 at padding: padding may hold anything, enters no statistic, and its advantage is
-exactly 0. Equal rewards give advantages of exactly 0. Errors: TypeError if `rewards` is not a
-floating tensor; ValueError if shapes differ, if `mask` holds other values than 0 and 1, if a
-group has too few rewards, or if a reward is NaN or infinite.
+Rules for every function but `gae`, which has its own. Rewards have shape (..., G): one group in
+each row. Float16 and bfloat16 are upcast to float32. Groups of unequal size are padded and `mask`,
+of the same shape, is 1 at rewards and 0 at padding: padding may hold anything, enters no statistic,
+and its advantage is exactly 0. Equal rewards give advantages of exactly 0. Errors: TypeError if
+`rewards` is not a floating tensor; ValueError if shapes differ, if `mask` holds other values than
+0 and 1, if a group has too few rewards, if a reward is NaN or infinite, or if the rewards of a
+group lie further apart than their type can say.
 """
 
 import math
@@ -151,7 +153,7 @@ def batch_standardized(
     tensor([[ 0.7071,  0.7071,  0.0000],
             [-1.4142,  0.0000,  0.0000]])
     """
-    _checks.floating(rewards=rewards)
+    _check_rewards(rewards)
     if mask is not None:
         _checks.same_shape(rewards=rewards, mask=mask)
         mask = mask.flatten()
@@ -209,7 +211,7 @@ def gae(rewards: Tensor, values: Tensor, *, gamma: float = 1.0, lam: float = 1.0
     return minus `V_t`; at `λ = 0` it is `δ_t`.
 
     Args:
-        rewards: shape (..., T).
+        rewards: shape (..., T), T at least 1.
         values: shape (..., T + 1). The last one is the value of what comes after step T: 0 if the
             episode has ended, the critic's value if it was only cut off. Which of the two is for
             the caller to say.
@@ -231,7 +233,11 @@ def gae(rewards: Tensor, values: Tensor, *, gamma: float = 1.0, lam: float = 1.0
     tensor([0.2300, 0.7000, 0.0000])
     """
     _checks.full_precision(rewards=rewards, values=values)
-    if rewards.dim() == 0 or values.shape != (*rewards.shape[:-1], rewards.shape[-1] + 1):
+    if rewards.dim() == 0 or rewards.shape[-1] == 0:
+        raise ValueError(
+            f"`rewards` must have shape (..., T), T at least 1, got {tuple(rewards.shape)}"
+        )
+    if values.shape != (*rewards.shape[:-1], rewards.shape[-1] + 1):
         raise ValueError(
             f"`values` has shape {tuple(values.shape)}, expected that of `rewards`, "
             f"{tuple(rewards.shape)}, with one more step"
@@ -241,10 +247,17 @@ def gae(rewards: Tensor, values: Tensor, *, gamma: float = 1.0, lam: float = 1.0
         if not 0 <= share <= 1:
             raise ValueError(f"`{name}` must lie in [0, 1], got {share}")
     delta = rewards + gamma * values[..., 1:] - values[..., :-1]
-    steps = torch.arange(rewards.shape[-1], dtype=delta.dtype, device=delta.device)
-    ahead = steps[:, None] - steps  # [later, now]
-    decay = torch.where(ahead >= 0, (gamma * lam) ** ahead.clamp(min=0), 0.0)
-    return delta @ decay
+    # From the end: A_t = δ_t + γλ A_{t+1}. A loop, because a matrix of decays would be T by T.
+    advantages = [delta[..., -1]]
+    for step in delta[..., :-1].flip(-1).unbind(-1):
+        advantages.append(step + gamma * lam * advantages[-1])
+    return torch.stack(advantages[::-1], dim=-1)
+
+
+def _check_rewards(rewards: Tensor) -> None:
+    _checks.floating(rewards=rewards)
+    if rewards.dim() == 0:
+        raise ValueError("`rewards` must have shape (..., G), got ()")
 
 
 def _keep(rewards: Tensor, mask: Tensor | None) -> Tensor:
@@ -257,9 +270,7 @@ def _keep(rewards: Tensor, mask: Tensor | None) -> Tensor:
 
 def _center(rewards: Tensor, mask: Tensor | None, least: int) -> tuple[Tensor, Tensor]:
     """Rewards minus the mean of their group, 0 at padding, and the count of each group."""
-    _checks.floating(rewards=rewards)
-    if rewards.dim() == 0:
-        raise ValueError("`rewards` must have shape (..., G), got ()")
+    _check_rewards(rewards)
     keep = _keep(rewards, mask)
     count = keep.sum(-1, keepdim=True)
     _checks.reject(count < least, count, f"each group needs at least {least} rewards")
@@ -269,5 +280,7 @@ def _center(rewards: Tensor, mask: Tensor | None, least: int) -> tuple[Tensor, T
     # Measured from the lowest reward, equal rewards are exactly 0, and so is their mean.
     lowest = rewards.masked_fill(~keep, math.inf).amin(-1, keepdim=True)
     shifted = (rewards - lowest).masked_fill(~keep, 0.0)
-    mean = shifted.sum(-1, keepdim=True) / count
+    total = shifted.sum(-1, keepdim=True)
+    _checks.reject(total == math.inf, total, "`rewards` of a group must not lie so far apart")
+    mean = total / count
     return (shifted - mean).masked_fill(~keep, 0.0), count
