@@ -63,6 +63,7 @@ def check_six_tokens(module):
     assert row.trained == 3
 
 
+@pytest.mark.claim("9.1", "enumeration")
 def test_six_tokens():
     check_six_tokens(trajectory)
 
@@ -83,6 +84,7 @@ def wrong_old_log_probs_from_the_left(calls, **_):
     return replace(built, rows=tuple(rows))
 
 
+@pytest.mark.claim("9.7", "enumeration")
 @pytest.mark.parametrize("wrong", [wrong_input_side_mask, wrong_old_log_probs_from_the_left])
 def test_lengths_agree_and_positions_do_not(wrong):
     fails(check_six_tokens, SimpleNamespace(build=wrong))
@@ -108,6 +110,7 @@ def check_exact_extension_merges(module):
         assert len(built.splits) == len(rows) - 1
 
 
+@pytest.mark.claim("10.1", "enumeration")
 def test_exact_extension_merges():
     check_exact_extension_merges(trajectory)
 
@@ -125,6 +128,7 @@ def check_branches_train_what_they_share_once(module):
     assert second.settings == {2: Sampling()}
 
 
+@pytest.mark.claim("10.5", "enumeration")
 def test_branches_train_what_they_share_once():
     check_branches_train_what_they_share_once(trajectory)
 
@@ -164,6 +168,7 @@ def test_authors_survive_where_the_context_is_the_same():
     check_authors_survive_where_the_context_is_the_same(trajectory)
 
 
+@pytest.mark.claim("9.5", "enumeration")
 def test_author_is_who_sampled_not_a_role():
     """A few-shot answer and a prefill equal to what the policy would say are context."""
     [row] = build(calls_of("UAUBT|AB", "UAUBTABTA|C")).rows
@@ -259,6 +264,7 @@ def check_reasons(module):
         assert [split.expected_text, split.got_text] == texts, name
 
 
+@pytest.mark.claim("10.3", "enumeration")
 def test_reasons():
     check_reasons(trajectory)
 
@@ -450,6 +456,7 @@ def rows_by_hand(calls):
     return len(ends)
 
 
+@pytest.mark.claim("10.4", "enumeration")
 @settings(max_examples=10_000, deadline=None, database=None)
 @given(st.binary(max_size=48))
 def test_conservation_over_random_call_graphs(program):
