@@ -11,6 +11,5 @@ document.addEventListener("DOMContentLoaded", () => {
       katex.render(tex, element, { displayMode, throwOnError: false });
       element.classList.add("katex-error");
     }
-    if (displayMode && element.scrollWidth > element.clientWidth) element.tabIndex = 0;
   }
 });
