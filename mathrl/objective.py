@@ -12,10 +12,11 @@ is not differentiated:
 | `cispo` | `-sg(clip(ρ)) A log π` | `-clip(ρ)A`: never 0 by clipping |
 | `gspo` | `ppo_clip` with the geometric mean of a sequence's ratios | `-sA`, or 0 |
 
-Rules for every function. Tensors have the same shape; log-probabilities are float32 or float64 and
-finite at every position, padding included, for which 0 will do. Advantages are constants: one that
-requires a gradient is an error. Errors: TypeError for another type; ValueError for a shape, a value
-that is not finite, a bound outside its range, or a ratio that overflows.
+Rules for every function. Tensors have the same shape and are float32 or float64. Where `mask` is 0
+they may hold anything: the loss there is 0, and so is its gradient. Where it is 1, and everywhere
+without a mask, values are finite. Advantages are constants: one that requires a gradient is an
+error. Errors: TypeError for another type; ValueError for a shape, a mask of other values than 0 and
+1, a value that is not finite, a bound outside its range, or a ratio that overflows.
 """
 
 import math
@@ -47,18 +48,19 @@ def ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     >>> ratio(torch.tensor([0.5, 0.3]).log(), torch.tensor([0.25, 0.6]).log())
     tensor([2.0000, 0.5000])
     """
-    _check(log_probs=log_probs, old_log_probs=old_log_probs)
+    log_probs, old_log_probs = _read(None, log_probs=log_probs, old_log_probs=old_log_probs)
     value = (log_probs - old_log_probs).exp()
     _checks.finite(ratio=value)
     return value
 
 
-def reinforce(log_probs: Tensor, advantages: Tensor) -> Tensor:
+def reinforce(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """REINFORCE: `-A log π(a)`. Its value means nothing, its expected gradient is `-∇J`.
 
     Args:
         log_probs: log-probabilities of the sampled tokens, (B, T).
         advantages: (B, T).
+        mask: 1 at trained tokens, (B, T).
 
     Returns:
         Loss per token, (B, T).
@@ -68,7 +70,7 @@ def reinforce(log_probs: Tensor, advantages: Tensor) -> Tensor:
     >>> reinforce(torch.tensor([-0.5, -2.0]), torch.tensor([1.0, -1.0]))
     tensor([ 0.5000, -2.0000])
     """
-    _check(log_probs=log_probs, advantages=advantages)
+    log_probs, advantages = _read(mask, log_probs=log_probs, advantages=advantages)
     return -advantages * log_probs
 
 
@@ -79,6 +81,7 @@ def ppo_clip(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """PPO's clipped surrogate: `-min(ρA, clip(ρ, 1 - clip_low, 1 + clip_high) A)`.
 
@@ -92,6 +95,7 @@ def ppo_clip(
         advantages: (B, T).
         clip_low: in [0, 1].
         clip_high: at least 0; larger than `clip_low` in DAPO, arXiv:2503.14476.
+        mask: 1 at trained tokens, (B, T).
 
     Returns:
         Loss per token, (B, T).
@@ -102,7 +106,9 @@ def ppo_clip(
     >>> ppo_clip(log_probs, old_log_probs, torch.tensor([1.0, -1.0]))
     tensor([-1.2000,  3.0000])
     """
-    _check(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    log_probs, old_log_probs, advantages = _read(
+        mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages
+    )
     return -_clipped(ratio(log_probs, old_log_probs), advantages, clip_low, clip_high)
 
 
@@ -114,6 +120,7 @@ def dual_clip(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     ceiling: float = 3.0,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """`ppo_clip` with a bound where it has none: for `A < 0` the objective is at least `ceiling·A`.
 
@@ -128,6 +135,7 @@ def dual_clip(
         clip_low: in [0, 1].
         clip_high: at least 0.
         ceiling: greater than 1.
+        mask: 1 at trained tokens, (B, T).
 
     Returns:
         Loss per token, (B, T).
@@ -140,7 +148,9 @@ def dual_clip(
     """
     if not 1 < ceiling < math.inf:
         raise ValueError(f"`ceiling` must be finite and greater than 1, got {ceiling}")
-    _check(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    log_probs, old_log_probs, advantages = _read(
+        mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages
+    )
     clipped = _clipped(ratio(log_probs, old_log_probs), advantages, clip_low, clip_high)
     bounded = torch.maximum(clipped, ceiling * advantages)
     return -torch.where(advantages < 0, bounded, clipped)
@@ -153,6 +163,7 @@ def cispo(
     *,
     clip_low: float = 1.0,
     clip_high: float = 0.2,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """CISPO: `-sg(clip(ρ, 1 - clip_low, 1 + clip_high)) A log π(a)`.
 
@@ -165,6 +176,7 @@ def cispo(
         advantages: (B, T).
         clip_low: in [0, 1].
         clip_high: at least 0.
+        mask: 1 at trained tokens, (B, T).
 
     Returns:
         Loss per token, (B, T).
@@ -176,7 +188,9 @@ def cispo(
     >>> log_probs.grad
     tensor([-1.2000])
     """
-    _check(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    log_probs, old_log_probs, advantages = _read(
+        mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages
+    )
     _check_bounds(clip_low, clip_high)
     weight = ratio(log_probs, old_log_probs).detach().clamp(1 - clip_low, 1 + clip_high)
     return -weight * advantages * log_probs
@@ -216,14 +230,16 @@ def gspo(
     >>> gspo(log_probs, old_log_probs, torch.ones(1, 2), torch.ones(1, 2))
     tensor([[-1., -1.]])
     """
-    _check(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
-    keep = _check_mask(mask, log_probs)
-    log_ratio = (log_probs - old_log_probs).masked_fill(~keep, 0.0)
+    keep = _check_mask(mask, log_probs=log_probs)
+    log_probs, old_log_probs, advantages = _read(
+        mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages
+    )
+    log_ratio = log_probs - old_log_probs  # 0 where the mask is 0
     mean = log_ratio.sum(-1, keepdim=True) / keep.sum(-1, keepdim=True)
     # The value of the sequence's ratio, the gradient of the token's own log-probability.
     shared = (mean.detach() + log_ratio - log_ratio.detach()).exp()
     _checks.finite(ratio=shared)
-    return -_clipped(shared, advantages, clip_low, clip_high).masked_fill(~keep, 0.0)
+    return -_clipped(shared, advantages, clip_low, clip_high)
 
 
 def clip_fraction(
@@ -259,9 +275,11 @@ def clip_fraction(
     >>> clip_fraction(ratios.log(), torch.zeros(1, 4), advantages, torch.ones(1, 4))
     tensor(0.5000)
     """
-    _check(log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     _check_bounds(clip_low, clip_high)
-    keep = _check_mask(mask, log_probs)
+    keep = _check_mask(mask, log_probs=log_probs)
+    log_probs, old_log_probs, advantages = _read(
+        mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages
+    )
     value = ratio(log_probs, old_log_probs).detach()
     far = torch.where(advantages > 0, value > 1 + clip_high, value < 1 - clip_low)
     clipped = far & (advantages != 0)
@@ -288,7 +306,7 @@ def denominator(mask: Tensor, mode: Mode) -> int:
     _check_mode(mode)
     if mode == "constant":
         raise ValueError('`mode` "constant" has no denominator to count: choose one')
-    keep = _check_mask(mask, mask)
+    keep = _check_mask(mask)
     return int(keep.sum()) if mode == "token_mean" else keep.shape[0]
 
 
@@ -307,16 +325,16 @@ def aggregate(loss: Tensor, mask: Tensor, mode: Mode, denominator: float) -> Ten
     gradient of the whole. Dividing each piece by its own count and averaging is not.
 
     Args:
-        loss: per-token losses, (B, T).
+        loss: per-token losses, (B, T), float32 or float64.
         mask: 1 at trained tokens, (B, T); at least one in each row. Sequences are never split.
         mode: one of the four.
         denominator: greater than 0.
 
     Returns:
-        Shape (). What the loss holds where the mask is 0 does not enter the value.
+        Shape (). What the loss holds where the mask is 0 enters neither value nor gradient.
 
     Raises:
-        TypeError: `loss` or `mask` is not a tensor, or `loss` is not floating.
+        TypeError: `loss` or `mask` is not a tensor, or `loss` is not float32 or float64.
         ValueError: a shape differs, the mask holds other values than 0 and 1 or has a row without
             a trained token, the mode is unknown, or the denominator is not positive and finite.
 
@@ -327,9 +345,9 @@ def aggregate(loss: Tensor, mask: Tensor, mode: Mode, denominator: float) -> Ten
     >>> aggregate(loss, mask, "token_mean", 3), aggregate(loss, mask, "sequence_mean_token_mean", 2)
     (tensor(2.), tensor(2.5000))
     """
-    _checks.floating(loss=loss)
+    _checks.full_precision(loss=loss)
     _check_mode(mode)
-    keep = _check_mask(mask, loss)
+    keep = _check_mask(mask, loss=loss)
     if not 0 < denominator < math.inf:
         raise ValueError(f"`denominator` must be positive and finite, got {denominator}")
     kept = loss.masked_fill(~keep, 0.0)
@@ -343,12 +361,19 @@ def _clipped(value: Tensor, advantages: Tensor, low: float, high: float) -> Tens
     return torch.minimum(value * advantages, value.clamp(1 - low, 1 + high) * advantages)
 
 
-def _check(**tensors: Tensor) -> None:
+def _read(mask: Tensor | None, **tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors, checked, and 0 where the mask is 0."""
     _checks.full_precision(**tensors)
     _checks.same_shape(**tensors)
-    _checks.finite(**tensors)
     if "advantages" in tensors and tensors["advantages"].requires_grad:
         raise ValueError("`advantages` must not require a gradient: detach them")
+    if mask is not None:
+        _checks.same_shape(log_probs=tensors["log_probs"], mask=mask)
+        _checks.binary(mask=mask)
+        # Filled before anything is computed: 0 * NaN is NaN, and so is its gradient.
+        tensors = {name: value.masked_fill(mask == 0, 0.0) for name, value in tensors.items()}
+    _checks.finite(**tensors)
+    return tuple(tensors.values())
 
 
 def _check_bounds(low: float, high: float) -> None:
@@ -363,8 +388,9 @@ def _check_mode(mode: str) -> None:
         raise ValueError(f"`mode` must be one of {get_args(Mode)}, got {mode!r}")
 
 
-def _check_mask(mask: Tensor, like: Tensor) -> Tensor:
-    _checks.same_shape(loss=like, mask=mask)
+def _check_mask(mask: Tensor, **like: Tensor) -> Tensor:
+    """A mask of whole sequences, as booleans: shape (B, T), at least one token in each."""
+    _checks.same_shape(**like, mask=mask)
     _checks.binary(mask=mask)
     if mask.dim() != 2:
         raise ValueError(f"`mask` must have shape (B, T), got {tuple(mask.shape)}")

@@ -296,7 +296,157 @@ def test_a_loss_of_zero_is_not_a_gradient_of_zero(objective):
     per_token = objective.ppo_clip(log_probs, log_probs.detach(), advantages)
     loss = objective.aggregate(per_token, torch.ones(1, 2), "token_mean", 2)
     assert loss.item() == 0.0
-    close(grad(loss, logits)[0], [-0.5, 0.5])
+    (slope,) = grad(loss, logits)
+    close(slope, [-0.5, 0.5])
+
+    def wrong_check_of_the_value():  # "loss 0 means no learning"
+        close(slope, [0.0, 0.0])
+
+    fails(wrong_check_of_the_value)
+
+
+def test_dropout_makes_the_first_ratio_differ_from_1(objective):
+    """Sampled without dropout and scored with it: two policies. In evaluation it is exactly 1."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Dropout(0.1))
+    states, actions = torch.randn(5, 4), torch.arange(5)[:, None]
+
+    def log_probs(training):
+        return network.train(training)(states).log_softmax(-1).gather(-1, actions)
+
+    def check_first_ratio(training):
+        assert (objective.ratio(log_probs(training), log_probs(False).detach()) == 1).all()
+
+    check_first_ratio(False)
+    fails(check_first_ratio, True)
+
+
+def test_clipping_at_the_edge_keeps_the_first_gradient(objective):
+    """Bounds of 0: at ratio 1 nothing is outside, and the whole gradient is there."""
+    log_probs = torch.full((1, 2), -1.0, dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([[2.0, -3.0]], dtype=torch.float64)
+    bounds, mask = {"clip_low": 0.0, "clip_high": 0.0}, torch.ones(1, 2)
+    for loss in (objective.ppo_clip, objective.dual_clip):
+        (slope,) = grad(loss(log_probs, log_probs.detach(), advantages, **bounds).sum(), log_probs)
+        close(slope, -advantages)
+    close(objective.clip_fraction(log_probs, log_probs.detach(), advantages, mask, **bounds), 0.0)
+
+
+# Sequences of one or two tokens: the first action may end them
+
+STEPS = [np.array([0.3, -0.2, 0.6]), np.array([[0.5, 0.1], [-0.3, 0.8], [0.0, -np.inf]])]
+OLD_STEPS = [np.array([0.1, 0.4, 0.2]), np.array([[-0.2, 0.3], [0.6, 0.0], [0.0, -np.inf]])]
+PAYS = np.array([[1.0, -0.5], [0.3, 2.0], [0.7, 0.0]])
+ENDS = 2  # the first action after which nothing is chosen
+
+
+def sequences(loss, mode, denominator, steps, old_steps, filler=0.0):
+    """Expected gradient over whole sequences drawn from `old_steps`, in the logits of `steps`."""
+    slopes = [np.zeros(3), np.zeros((3, 2))]
+    for a, b in itertools.product(range(3), range(2)):
+        chance = softmax(old_steps[0])[a] * softmax(old_steps[1][a])[b]
+        if chance == 0:
+            continue
+        logits = [torch.tensor(step, requires_grad=True) for step in steps]
+        both = logits[0].log_softmax(-1)[a], logits[1][a].log_softmax(-1)[b]
+        old = [np.log(softmax(old_steps[0])[a]), np.log(softmax(old_steps[1][a])[b])]
+        mask = torch.tensor([[1, int(a != ENDS)]])
+        log_probs = torch.stack(both).reshape(1, 2).masked_fill(mask == 0, filler)
+        old_log_probs = torch.tensor([old]).masked_fill(mask == 0, filler)
+        advantages = torch.full((1, 2), PAYS[a, b], dtype=torch.float64)
+        per_token = loss(log_probs, old_log_probs, advantages, mask)
+        total = objective.aggregate(per_token, mask, mode, denominator)
+        for slope, part in zip(slopes, grad(total, logits), strict=True):
+            slope += chance * part.numpy()
+    return slopes
+
+
+def check_sequences(objective, mode, denominator, filler=0.0):
+    """At ratio 1 every objective descends the gradient of a whole sequence's expected reward."""
+    expected = exact.tree_gradient(STEPS, PAYS)
+    for loss in (
+        lambda lp, old, a, m: objective.reinforce(lp, a, mask=m),
+        lambda lp, old, a, m: objective.ppo_clip(lp, old, a, mask=m),
+        lambda lp, old, a, m: objective.dual_clip(lp, old, a, mask=m),
+        lambda lp, old, a, m: objective.cispo(lp, old, a, mask=m),
+        lambda lp, old, a, m: objective.gspo(lp, old, a, m),
+    ):
+        got = sequences(loss, mode, denominator, STEPS, STEPS, filler)
+        for own, other in zip(got, expected, strict=True):
+            close(own * denominator, -other)
+
+
+def check_padded_sequences(objective):
+    for filler in (0.0, math.nan, math.inf, -math.inf):
+        check_sequences(objective, "sequence_mean_token_sum", 1, filler)
+
+
+def test_expected_gradient_over_sequences_of_unequal_length(objective):
+    """Sums over tokens are the policy gradient; a mean per sequence is another direction."""
+    check_padded_sequences(objective)
+    check_sequences(objective, "constant", 7)
+    fails(check_sequences, objective, "sequence_mean_token_mean", 1)
+
+
+def test_off_policy_sequences(objective):
+    """Per-token ratios drop the ratios of the other tokens: not importance sampling either."""
+
+    def per_sequence(lp, old, advantages, mask):
+        log_ratio = (lp - old).masked_fill(mask == 0, 0.0)
+        # one ratio for the whole sequence, counted once
+        return -log_ratio.sum().exp() * advantages * torch.tensor([[1.0, 0.0]])
+
+    def check_importance_sampling(loss):
+        got = sequences(loss, "sequence_mean_token_sum", 1, STEPS, OLD_STEPS)
+        for own, other in zip(got, exact.tree_gradient(STEPS, PAYS), strict=True):
+            close(own, -other)
+
+    check_importance_sampling(per_sequence)
+    wide = {"clip_low": 1.0, "clip_high": 99.0}
+    fails(check_importance_sampling, lambda *x: objective.ppo_clip(*x[:3], mask=x[3], **wide))
+    fails(check_importance_sampling, lambda *x: objective.gspo(*x, **wide))
+
+
+def wrong_mask_after_the_product(lp, advantages, mask):
+    return -advantages * lp * mask
+
+
+def check_masked(loss, names=3):
+    """Whatever is masked, the rest is what it was, and the masked gradient is exactly 0."""
+    generator = torch.Generator().manual_seed(4)
+    true = [0.3 * torch.randn(2, 3, generator=generator, dtype=torch.float64) for _ in range(names)]
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+
+    def result(filler):
+        inputs = [x.masked_fill(mask == 0, filler) for x in true]
+        inputs[0].requires_grad_()
+        value = loss(*inputs, mask)
+        return value, grad(value.sum(), inputs[0])[0]
+
+    expected, slope = result(0.0)
+    for filler in (5.0, -1e4, math.nan, math.inf, -math.inf):
+        value, other = result(filler)
+        assert (value == expected).all(), (value, expected)
+        assert (other == slope).all()
+        assert (value[mask == 0] == 0).all()
+        assert (other[mask == 0] == 0).all()
+
+
+def check_every_mask(objective):
+    check_masked(lambda lp, a, m: objective.reinforce(lp, a, mask=m), 2)
+    for name in ("ppo_clip", "dual_clip", "cispo"):
+        check_masked(lambda *x, n=name: getattr(objective, n)(*x[:3], mask=x[3]))
+    check_masked(lambda *x: objective.gspo(*x, clip_low=0.5, clip_high=0.5))
+
+
+def test_masked_positions_enter_neither_value_nor_gradient(objective):
+    check_every_mask(objective)
+    fails(check_masked, wrong_mask_after_the_product, 2)
+    lp, mask = torch.tensor([[0.0, math.nan]]), torch.tensor([[1, 0]])
+    fraction = objective.clip_fraction(lp, lp, -torch.ones(1, 2), mask)
+    assert fraction.item() == 0.0
+    ratios = torch.tensor([[0.5, math.inf]]).log()
+    assert objective.clip_fraction(ratios, 0 * mask.float(), -torch.ones(1, 2), mask).item() == 1.0
 
 
 # Aggregation
@@ -448,9 +598,24 @@ def test_bad_input_is_refused(objective):
         refuses(ValueError, "`clip_high` must be finite and at least 0, got -0.1",
                 loss, lp, lp, one, clip_high=-0.1)  # fmt: skip
         refuses(ValueError, "`ratio` must be finite, got inf", loss, lp, lp - 1e4, one)
+        refuses(ValueError, r"`mask` has shape \(1, 3\), expected \(2, 3\), the shape of `log_prob",
+                loss, lp, lp, one, mask=one[:1])  # fmt: skip
+        refuses(ValueError, "`mask` must hold only 0 and 1", loss, lp, lp, one, mask=one * 0.5)
+        refuses(ValueError, "`old_log_probs` must be finite, got nan",
+                loss, lp, lp * math.nan, one, mask=one)  # fmt: skip
     refuses(ValueError, "`ceiling` must be finite and greater than 1, got 1.0",
             objective.dual_clip, lp, lp, one, ceiling=1.0)  # fmt: skip
     refuses(ValueError, "`advantages` has shape", objective.reinforce, lp, one[:1])
+    refuses(ValueError, "`mask` must hold only 0 and 1", objective.reinforce, lp, one, mask=2 * one)
+    for call in (objective.gspo, objective.clip_fraction):
+        refuses(ValueError, "`mask` has shape .* the shape of `log_probs`",
+                call, lp, lp, one, one[:1])  # fmt: skip
+        refuses(ValueError, "`log_probs` must be finite", call, lp - math.inf, lp, one, one)
+        refuses(ValueError, "`advantages` must not require a gradient",
+                call, lp, lp, one.clone().requires_grad_(), one)  # fmt: skip
+    for dtype in (torch.bfloat16, torch.float16, torch.int64):
+        refuses(TypeError, "`loss` must be float32 or float64",
+                objective.aggregate, one.to(dtype), one, "token_mean", 6)  # fmt: skip
     for call in (
         lambda mask: objective.gspo(lp, lp, one, mask),
         lambda mask: objective.clip_fraction(lp, lp, one, mask),
@@ -460,7 +625,10 @@ def test_bad_input_is_refused(objective):
         refuses(ValueError, r"at least one token in each row, got 0 at index \(1,\)",
                 call, torch.tensor([[1, 1, 1], [0, 0, 0]]))  # fmt: skip
         refuses(ValueError, "`mask` must hold only 0 and 1", call, one * 0.5)
-    refuses(ValueError, "`mask` has shape", objective.aggregate, lp, one[:1], "token_mean", 3)
+    refuses(ValueError, "`mask` has shape .* the shape of `loss`",
+            objective.aggregate, lp, one[:1], "token_mean", 3)  # fmt: skip
+    refuses(ValueError, r"`mask` must have shape \(B, T\), got \(3,\)",
+            objective.aggregate, lp[0], one[0], "token_mean", 3)  # fmt: skip
     refuses(ValueError, "`mode` must be one of", objective.aggregate, lp, one, "mean", 3)
     refuses(ValueError, "`denominator` must be positive and finite, got 0",
             objective.aggregate, lp, one, "constant", 0)  # fmt: skip
@@ -504,6 +672,14 @@ MUTANTS = [
     ('int(keep.sum()) if mode == "token_mean"', 'keep.numel() if mode == "token_mean"',
      check_modes),
     ('    _checks.reject(count == 0, count, "`mask` must', '    (count == 0, count, "`mask` must',
+     test_bad_input_is_refused),
+    ("value.masked_fill(mask == 0, 0.0) for name", "value for name", check_every_mask),
+    ("value.masked_fill(mask == 0, 0.0) for name", "value.masked_fill(mask == 1, 0.0) for name",
+     check_padded_sequences),
+    ("clipped = far & (advantages != 0)\n    return clipped[keep]",
+     "clipped = far & (advantages != 0)\n    return clipped",
+     test_clip_fraction_counts_the_gradients_that_ppo_clip_removes),
+    ("    _checks.full_precision(loss=loss)", "    _checks.floating(loss=loss)",
      test_bad_input_is_refused),
     ('["advantages"].requires_grad:', '["advantages"] is None:', test_bad_input_is_refused),
 ]  # fmt: skip
