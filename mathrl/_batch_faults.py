@@ -62,33 +62,39 @@ class Batch:
         truth = self.truths[row]
         if truth is None:
             found = hole_faults(row, ids, attended, self.pad_id)
+            found += self._mask_alone(row, filler, has_hole=bool(found))
             if starts_twice(ids[attended], self.bos_id):
                 found.append(Fault("second start token", row))
-            found += self._mask_alone(row, filler)
         else:
-            if self.starts[row] is None:
+            twice = starts_twice(ids[attended], self.bos_id)
+            if self.starts[row] is None or (twice and not starts_twice(truth.tokens, self.bos_id)):
                 return id_faults(row, ids, attended, self.truths, self.bos_id)
             found = attention_faults(row, ids, attended, truth, self.pad_id)
-            if self.mask.any() and not found:
+            if self.mask.any():
                 found += mask_faults(row, self.mask[row], attended, truth)
         if self.first[row] and attended[0] and not found:
             found.append(Fault("first token trained", row))
         return found + self._label_faults(row) + self._value_faults(row)
 
-    def _mask_alone(self, row: int, filler: bool) -> list[Fault]:
+    def _mask_alone(self, row: int, filler: bool, has_hole: bool) -> list[Fault]:
         """What can be said of a loss mask without the row it should have come from."""
         mask, attended = self.mask[row], self.attended[row]
         found = []
         padding = mask & ~(attended[1:] & attended[:-1]) if not filler else mask
-        if padding.any():
+        if padding.any() and not has_hole:
             found.append(Fault("padding trained", row, _listed(padding)))
+        crosses = mask & self._boundaries(row)
+        if crosses.any():
+            found.append(Fault("target crosses a boundary", row, _listed(crosses)))
+        return found
+
+    def _boundaries(self, row: int) -> Array:
+        """Targets that belong to another packed sequence than the token that predicts them."""
+        boundaries = np.zeros(len(self.mask[row]), bool)
         if "segments" in self.columns:
             segments = self.columns["segments"][row]
-            crosses = mask[1:] & (segments[1:] != segments[:-1])
-            if crosses.any():
-                at = tuple(t + 1 for t in _listed(crosses))
-                found.append(Fault("target crosses a boundary", row, at))
-        return found
+            boundaries[1:] = segments[1:] != segments[:-1]
+        return boundaries
 
     def _label_faults(self, row: int) -> list[Fault]:
         if "labels" not in self.columns:
@@ -106,7 +112,9 @@ class Batch:
         truth, tolerance = self.truths[row], self.tolerance
         old, new = (self.columns.get(name) for name in ("old_log_probs", "log_probs"))
         advantages = self.columns.get("advantages")
-        at = np.flatnonzero(self.mask[row])
+        attended = self.attended[row]
+        real = attended[1:] & attended[:-1] & ~self._boundaries(row)
+        at = np.flatnonzero(self.mask[row] & real)
         found: list[Fault] = []
         if truth is not None:
             at = np.flatnonzero(truth.mask) + truth.start
@@ -161,9 +169,11 @@ def shape_faults(ids: Array, attended: Array, columns: Mapping[str, Array]) -> l
             found.append(Fault("lengths differ", detail=f"`{name}` {value.shape}, {size}"))
     if not found:
         for name, value in (("attention_mask", attended), ("loss_mask", columns["loss_mask"])):
+            before = ids.shape[1] - 1 - value.shape[1]
             for row, at in enumerate((value != 0) & (value != 1)):
                 if at.any():
-                    found.append(Fault("mask not binary", row, _listed(at), f"`{name}`"))
+                    targets = tuple(max(t + before, 0) for t in _listed(at))
+                    found.append(Fault("mask not binary", row, targets, f"`{name}`"))
     return found
 
 

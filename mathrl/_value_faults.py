@@ -66,8 +66,6 @@ def _explain_old(
     bad = ~_close(got, want, tolerance)
     if not np.isfinite(got).all():
         return "not finite"
-    if (got[bad] == 0.0).all():
-        return "filler log-prob"
     if _is_off_by_one(values, at, want, tolerance):
         return "old log-probs off by one"
     truth = truths[row]
@@ -82,6 +80,8 @@ def _explain_old(
             return "old log-probs without gaps"
     if _of_another_row(row, values, truths, tolerance, lambda t: t.old_log_probs):
         return "old log-probs of another row"
+    if (got[bad] == 0.0).all():
+        return "filler log-prob"
     for kind, transform in _TRANSFORMS:
         if _close(got, transform(want), tolerance).all():
             return kind

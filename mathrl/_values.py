@@ -43,7 +43,8 @@ def number(name: str, value: Any) -> float:
         TypeError: it is no real number; booleans are not.
         ValueError: it is NaN or infinite.
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    is_real = type(value) is float or isinstance(value, numbers.Real)
+    if not is_real or isinstance(value, bool):
         raise TypeError(f"`{name}` must be a number, got {value!r}")
     if not math.isfinite(value):
         raise ValueError(f"`{name}` must be finite, got {value}")
