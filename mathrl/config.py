@@ -46,11 +46,16 @@ class Config:
         for name in ("steps", "learning_rate", "weight_decay"):
             self._refuse(getattr(self, name) < 0, f"`{name}` must not be negative")
         self._refuse(not all(0 <= b < 1 for b in self.betas), "`betas` must lie in [0, 1)")
-        self._refuse(self.max_grad_norm == 0, "`max_grad_norm` must be positive, or None")
+        self._positive("max_grad_norm")
 
     def to_dict(self) -> dict[str, Any]:
         """All settings, ready for JSON; `type(config)(**config.to_dict())` gives them back."""
         return asdict(self)
+
+    def _positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            self._refuse(value is not None and value <= 0, f"`{name}` must be positive")
 
     def _refuse(self, wrong: bool, words: str) -> None:
         if wrong:
@@ -73,7 +78,7 @@ class SupervisedConfig(Config):
     def __post_init__(self) -> None:
         """Check every setting."""
         super().__post_init__()
-        self._refuse(self.batch_size == 0, "`batch_size` must be at least 1")
+        self._positive("batch_size")
         self._refuse(self.aggregation == "constant", '`aggregation` must not be "constant" here')
 
 
@@ -136,10 +141,7 @@ class ReinforceConfig(Config):
     def __post_init__(self) -> None:
         """Check every setting."""
         super().__post_init__()
-        for name in ("group_size", "epochs", "prompts_per_step"):
-            value = getattr(self, name)
-            self._refuse(value is not None and value < 1, f"`{name}` must be at least 1")
-        self._refuse(self.temperature <= 0, "`temperature` must be positive")
+        self._positive("group_size", "epochs", "prompts_per_step", "temperature", "constant")
         scaled = self.baseline.endswith("standardized")
         self._refuse((self.ddof, self.eps) != (0, 0) and not scaled, "`ddof` and `eps` need a std")
         clipped = (self.clip_low, self.clip_high) != (None, None)
