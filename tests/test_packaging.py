@@ -135,7 +135,7 @@ def commands() -> list[str]:
 def test_readme_has_two_commands_that_use_the_pins():
     book, tests = commands()
     assert book.endswith("/mkdocs serve")
-    assert tests.endswith("/pytest")
+    assert tests.endswith("/pytest -n 2")
     for command, extras in ((book, "book"), (tests, "book,test")):
         assert command.startswith("python3 -m venv .venv && .venv/bin/pip install ")
         assert f'-c constraints.txt -e ".[{extras}]"' in command
