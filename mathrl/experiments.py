@@ -17,7 +17,7 @@ import torch
 
 from mathrl import _sources, arithmetic, compare, evaluate, evidence
 from mathrl.config import ReinforceConfig, SupervisedConfig
-from mathrl.decoder import Decoder, DecoderConfig
+from mathrl.decoder import Decoder, DecoderConfig, attention_maps
 from mathrl.problem import SHAPED, STRICT, arithmetic_problem
 from mathrl.responses import enumerate_all
 from mathrl.rollout import TreeRollouts
@@ -30,6 +30,9 @@ ONE_PER_SUM: Tasks = tuple(
     for total in (0, 1, 2, 3, 5, 6, 7, 8)
 )
 """Eight demonstrations: for each sum of the training tasks the first task that has it."""
+
+PORTRAIT = (3, 4)
+"""The task whose responses and attention are recorded, for seed 0."""
 
 PASS_AT = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -73,30 +76,26 @@ EXPERIMENTS: Mapping[str, tuple[Mapping[str, Arm], tuple[int, ...]]] = {
     ),
     "divergence": (
         {
-            "beta 0": Arm(reinforced=_steps(200)),
-            "exact, beta 0.02": Arm(reinforced=_steps(200, beta=0.02)),
-            "exact, beta 0.1": Arm(reinforced=_steps(200, beta=0.1)),
-            "k1 in the reward": Arm(
-                reinforced=_steps(200, beta=0.1, kl="k1", kl_placement="reward")
-            ),
-            "k1 in the loss": Arm(reinforced=_steps(200, beta=0.1, kl="k1")),
-            "k3 in the loss": Arm(reinforced=_steps(200, beta=0.1, kl="k3")),
+            "no_kl": Arm(reinforced=_steps(200)),
+            "exact_002": Arm(reinforced=_steps(200, beta=0.02)),
+            "exact_01": Arm(reinforced=_steps(200, beta=0.1)),
+            "k1_reward": Arm(reinforced=_steps(200, beta=0.1, kl="k1", kl_placement="reward")),
+            "k1_loss": Arm(reinforced=_steps(200, beta=0.1, kl="k1")),
+            "k3_loss": Arm(reinforced=_steps(200, beta=0.1, kl="k3")),
         },
         FIVE,
     ),
     "demonstrations": (
         {
-            "eight, then rewards": Arm("one per sum", reinforced=_steps(400)),
-            "eight, then rewards and entropy": Arm(
+            "eight": Arm("one per sum", reinforced=_steps(400)),
+            "eight_entropy": Arm(
                 "one per sum", reinforced=_steps(400, entropy=0.2, entropy_anneal=True)
             ),
-            "eight, more supervision": Arm(
+            "eight_supervised": Arm(
                 "one per sum", supervised=SupervisedConfig(steps=620), reinforced=None
             ),
-            "none, rewards only": Arm("none", reinforced=_steps(400)),
-            "none, rewards and entropy": Arm(
-                "none", reinforced=_steps(400, entropy=0.1, entropy_anneal=True)
-            ),
+            "none": Arm("none", reinforced=_steps(400)),
+            "none_entropy": Arm("none", reinforced=_steps(400, entropy=0.1, entropy_anneal=True)),
         },
         FIVE,
     ),
@@ -156,7 +155,7 @@ def run(
     for label, arm in arms.items():
         for seed in seeds:
             model, result = train(arm, seed, show=show)
-            file = f"{label.replace(' ', '-').replace(',', '')}-{seed}.safetensors"
+            file = f"{label}-{seed}.safetensors"
             data = evidence.checkpoint_bytes(model)
             checkpoints[file] = evidence.sha256(data)
             if folder is not None:
@@ -198,6 +197,7 @@ def train(arm: Arm, seed: int, *, show: bool = True) -> tuple[Decoder, dict[str,
 
     result: dict[str, Any] = {"seed": seed, "held_out": [list(task) for task in held_out]}
     result["start"] = measured()
+    portraits = {"start": _portrait(model)}
     shown = {"train": training, "one per sum": ONE_PER_SUM, "none": ()}[arm.demonstrations]
     supervision: History | None = None
     if shown:
@@ -207,6 +207,7 @@ def train(arm: Arm, seed: int, *, show: bool = True) -> tuple[Decoder, dict[str,
             model, problem.prompts, problem.targets, problem.grammar, settings, show=show
         )
     result["supervised"] = measured() | {"pass_at": _pass_at(model, training, held_out)}
+    portraits["supervised"] = _portrait(model)
     result["supervised_budget"] = asdict(supervision.budget) if supervision else {}
     if arm.reinforced is not None:
         rewards = SHAPED if arm.reward == "shaped" else STRICT
@@ -232,6 +233,8 @@ def train(arm: Arm, seed: int, *, show: bool = True) -> tuple[Decoder, dict[str,
         result["kl"] = evaluate.summary(model, training, reference)["kl"]
     result["end"] = measured() | {"pass_at": _pass_at(model, training, held_out)}
     result["calibration"] = _calibration(model, training, held_out)
+    if seed == 0:
+        result["portraits"] = portraits | {"end": _portrait(model)}
     return model, result
 
 
@@ -269,6 +272,22 @@ def _pass_at(model: Decoder, training: Tasks, held_out: Tasks) -> dict[str, list
         name: [sum(evaluate.pass_at_k(min(p, 1.0), k) for p in ps) / len(ps) for k in PASS_AT]
         for name, ps in success.items()
     }
+
+
+def _portrait(model: Decoder) -> dict[str, Any]:
+    """What the policy says to one task, and where it looks, for the figures."""
+    problem = arithmetic_problem([PORTRAIT])
+    with torch.no_grad():
+        joint = enumerate_all(model, problem.prompts, problem.grammar).joint[0]
+    written = torch.cat([problem.prompts, problem.targets[:, :1]], 1)  # the prompt and 7
+    return {
+        "responses": [round(chance, 6) for chance in joint.exp().tolist()],
+        "attention": _rounded(attention_maps(model, written)[:, 0].tolist()),
+    }
+
+
+def _rounded(nested: Any) -> Any:
+    return [_rounded(x) for x in nested] if isinstance(nested, list) else round(nested, 3)
 
 
 def _calibration(model: Decoder, training: Tasks, held_out: Tasks) -> dict[str, dict[str, float]]:

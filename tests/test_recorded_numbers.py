@@ -14,8 +14,15 @@ SOURCE = "mathrl/arithmetic.py"
 def folder(tmp_path):
     digest = hashlib.sha256((evidence.ROOT / SOURCE).read_bytes()).hexdigest()
     manifest = {"sources": {SOURCE: digest}, "rows": [{"ratio": 2.345}], "name": "run"}
-    (tmp_path / "trial.json").write_text(json.dumps(manifest))
+    write(tmp_path / "trial.json", manifest)
+    evidence.manifest.cache_clear()
     return tmp_path
+
+
+def write(path, manifest):
+    canonical = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    path.write_text(json.dumps(manifest | {"digest": digest}))
 
 
 def test_a_number_is_read_from_its_manifest(folder):
@@ -42,6 +49,15 @@ def test_a_number_that_is_not_there_is_a_problem(folder, marker, words):
 
 def test_a_changed_source_makes_a_manifest_stale(folder):
     path = folder / "trial.json"
-    path.write_text(path.read_text().replace('"sources": {"', '"sources": {"README.md": "0", "'))
+    manifest = json.loads(path.read_text())
+    del manifest["digest"]
+    write(path, manifest | {"sources": {"README.md": "0"}})
     _, problems = evidence.filled("{{ trial: name }}", folder)
     assert "stale: README.md has changed" in problems[0]
+
+
+def test_an_edited_manifest_is_refused(folder):
+    path = folder / "trial.json"
+    path.write_text(path.read_text().replace("2.345", "2.5"))
+    _, problems = evidence.filled("{{ trial: rows.0.ratio }}", folder)
+    assert "its digest differs" in problems[0]

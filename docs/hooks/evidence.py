@@ -2,10 +2,12 @@
 
 A page writes `{{ head-benchmark: ratios.naive | .2f }}`: the value at that path of the manifest
 `docs/evidence/head-benchmark.json`, in that format. A manifest lists its `sources`, files of this
-repository with their SHA-256; when one has changed since, what it recorded is stale. A number that
-is missing or stale is a warning, and so an error of the strict build.
+repository with their SHA-256; when one has changed since, what it recorded is stale. Its `digest`
+is that of everything else in it. A number that is missing, stale or edited is a warning, and so an
+error of the strict build.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -24,12 +26,17 @@ class EvidenceError(Exception):
     """A number that no valid manifest holds."""
 
 
+@functools.lru_cache(maxsize=64)
 def manifest(name: str, folder: Path = EVIDENCE) -> Any:
-    """Read one manifest whose sources are unchanged."""
+    """Read one manifest that is what was written and whose sources are unchanged."""
     path = folder / f"{name}.json"
     if not path.is_file():
         raise EvidenceError(f"no manifest {path.name}")
     recorded = json.loads(path.read_text("utf-8"))
+    body = {key: value for key, value in recorded.items() if key != "digest"}
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    if recorded.get("digest") != hashlib.sha256(canonical.encode()).hexdigest():
+        raise EvidenceError(f"{path.name} is not what was written: its digest differs")
     for source, digest in recorded["sources"].items():
         file = ROOT / source
         if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
@@ -62,6 +69,11 @@ def filled(markdown: str, folder: Path = EVIDENCE) -> tuple[str, list[str]]:
             return match.group()
 
     return _MARKER.sub(number, markdown), problems
+
+
+def on_pre_build(config: Any) -> None:
+    """Read the manifests anew at every build."""
+    manifest.cache_clear()
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
