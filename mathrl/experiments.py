@@ -151,6 +151,9 @@ def run(
             raise ValueError(f"`name` must be one of {list(EXPERIMENTS)}, got {name!r}")
         arms = EXPERIMENTS[name][0]
     seeds = list(EXPERIMENTS[name][1] if seeds is None else seeds)
+    # Before anything runs: a file that is edited meanwhile is not the one that ran.
+    hashes = _sources.hashes(Path(__file__))
+    sources = {name: digest for name, digest in hashes.items() if name not in RECORDING}
     torch.set_num_threads(1)
     start = time.perf_counter()
     results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
@@ -177,7 +180,7 @@ def run(
         },
         checkpoints,
         time.perf_counter() - start,
-        {k: v for k, v in _sources.hashes(Path(__file__)).items() if k not in RECORDING},
+        sources,
     )
 
 
