@@ -17,8 +17,7 @@ class Group extends HTMLElement {
     this.rows = [...table.tBodies[0].rows].map((row, index) => {
       const [reward, ...cells] = row.querySelectorAll("td");
       const pressed = reward.textContent === "1";
-      const name = `Reward of sample ${index + 1}`;
-      const button = make("button", { type: "button", "aria-label": name, "aria-pressed": pressed });
+      const button = make("button", { type: "button", "aria-pressed": pressed });
       button.addEventListener("click", () => {
         button.setAttribute("aria-pressed", button.ariaPressed !== "true");
         this.#judge();
@@ -36,6 +35,7 @@ class Group extends HTMLElement {
     const equal = successes === 0 || successes === rewards.length;
     this.rows.forEach(({ button, cells }, index) => {
       button.textContent = rewards[index];
+      button.ariaLabel = `Reward of sample ${index + 1}: ${rewards[index]}`;
       cells.forEach((cell, column) => {
         cell.textContent = this.data.advantages[successes][column][rewards[index]];
       });
@@ -57,7 +57,7 @@ class Group extends HTMLElement {
     this.chosen.append(...this.curves.map(() => make("td")));
     table.append(make("tfoot", {}, this.chosen));
 
-    const range = { min: 0, max: this.data.p.length - 1, step: 1, value: 9 };
+    const range = { min: 0, max: this.data.p.length - 1, step: 1, value: 4 };
     const show = (index) => this.data.p[index].toFixed(2);
     const { label, input } = slider("Success probability p", range, show, () => this.#mark());
     this.success = input;

@@ -19,7 +19,7 @@ class Divergences extends HTMLElement {
   }
 
   #weights(key) {
-    const group = make("fieldset", {}, make("legend", {}, `Weights of ${NAMES[key]}`));
+    const group = make("fieldset", {}, make("legend", {}, `Weights of ${NAMES[key]}, divided by their sum`));
     this.sliders[key] = numbers(this.getAttribute(key)).map((probability, k) => {
       const range = { min: 1, max: 100, step: 1, value: Math.round(100 * probability) };
       const { label, input } = slider(`action ${k + 1}`, range, String, () => this.#show());

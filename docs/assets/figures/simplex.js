@@ -6,7 +6,7 @@ const CORNERS = [
   [330, 282],
   [180, 22],
 ];
-const REACH = 3; // a step along the gradient is drawn this long
+const REACH = 2; // a unit step is drawn at this many times its length
 const GROUP = 8; // actions in one estimate
 const ESTIMATES = 120;
 const CLOUDS = { none: "no baseline", value: "baseline J" };
@@ -60,13 +60,13 @@ class Simplex extends HTMLElement {
     this.dots = {};
     this.clouds = {};
     for (const key of Object.keys(CLOUDS)) {
-      this.dots[key] = Array.from({ length: ESTIMATES }, () => draw("circle", { r: 3 }));
+      this.dots[key] = Array.from({ length: ESTIMATES }, () => draw("circle", { r: 2.6 }));
       this.clouds[key] = draw("g", { class: `sample-${key}` }, ...this.dots[key]);
       this.chart.append(this.clouds[key]);
     }
-    this.arrow = draw("path", { class: "arrow" });
+    this.arrows = ["halo", "arrow"].map((name) => draw("path", { class: name }));
     this.point = draw("circle", { class: "policy", r: 4.5 });
-    this.chart.append(this.arrow, this.point);
+    this.chart.append(...this.arrows, this.point);
     return this.chart;
   }
 
@@ -131,7 +131,7 @@ class Simplex extends HTMLElement {
     const [x, y] = at(policy);
     this.point.setAttribute("cx", x);
     this.point.setAttribute("cy", y);
-    this.arrow.setAttribute("d", arrow([x, y], tip(slope)));
+    for (const path of this.arrows) path.setAttribute("d", arrow([x, y], tip(slope)));
     for (const key of Object.keys(CLOUDS)) {
       this.draws.forEach((draws, index) => {
         const [cx, cy] = tip(this.#estimate(policy, draws, baseline[key]));
