@@ -98,7 +98,7 @@ def diagnose(
         return BRANCH if boundary else TRUNCATED
     start, stop = _stretch(writers, shared)
     new = prompt[shared:]
-    if decode and decode(prompt[start:]).startswith(decode(before[start:stop])):
+    if decode and decode([*prompt[start:]]).startswith(decode([*before[start:stop]])):
         return RETOKENISED
     if writers[shared] is not None:
         return _in_output(before[shared:stop], new, decode)
@@ -174,7 +174,7 @@ def _contains(ids: Sequence[int], part: Sequence[int]) -> bool:
 
 
 def _is_space(ids: Sequence[int], decode: Decoder | None) -> bool:
-    return bool(ids) and decode is not None and not decode(ids).strip()
+    return bool(ids) and decode is not None and not decode([*ids]).strip()
 
 
 def _shown(token: int | None, text: str | None) -> str:

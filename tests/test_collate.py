@@ -198,7 +198,7 @@ def check_one_loss(module):
         micro = [rows[a:z] for a, z in itertools.pairwise((0, *cuts, len(rows)))]
 
         def over(parts, function=padded_loss, **options):
-            return lambda table: sum(function(table, rows, module, **options) for rows in parts)
+            return lambda weights: sum(function(weights, rows, module, **options) for rows in parts)
 
         ways = {
             "right": over([rows]),
