@@ -20,30 +20,31 @@ from mathrl.problem import Problem
 from mathrl.responses import Enumeration, draw, enumerate_all, sample, score
 
 
+class Reading(NamedTuple):
+    """A batch under one policy: `log_probs` (R, G, T); with a tree, the `joint` (R, N)."""
+
+    log_probs: Tensor
+    joint: Tensor | None = None
+
+
 class Batch(NamedTuple):
     """Samples as they were drawn, and what the policy that drew them thought of them.
 
     `rows` (R,) of the prompts; `tokens`, `mask` and `log_probs` (R, G, T), the last without
-    gradient; `rewards` (R, G). With a tree also `choice` (R, G), the number of each response
-    among the N; `joint` (R, N), the log-probabilities of all; `values` (R,), the exact expected
-    rewards.
+    gradient; `reading`, the same numbers with theirs, for the first update; `rewards` (R, G).
+    With a tree also `choice` (R, G), the number of each response among the N; `joint` (R, N), the
+    log-probabilities of all; `values` (R,), the exact expected rewards.
     """
 
     rows: Tensor
     tokens: Tensor
     mask: Tensor
     log_probs: Tensor
+    reading: Reading
     rewards: Tensor
     choice: Tensor | None = None
     joint: Tensor | None = None
     values: Tensor | None = None
-
-
-class Reading(NamedTuple):
-    """A batch under one policy: `log_probs` (R, G, T); with a tree, the `joint` (R, N)."""
-
-    log_probs: Tensor
-    joint: Tensor | None = None
 
 
 class Rollouts(Protocol):
@@ -97,19 +98,20 @@ class TreeRollouts:
         """One number for each sample: (rows, size), float64."""
         return torch.rand(rows, size, generator=generator, dtype=torch.float64)
 
-    @torch.no_grad()
     def sample(
         self, model: Decoder, rows: Tensor, uniforms: Tensor, temperature: float = 1.0
     ) -> Batch:
         """Draw whole responses from their joint distribution."""
         everything = self._enumerate(model, rows, temperature)
-        joint, table = everything.joint, self.problem.rewards[rows]  # (R, N) both
+        joint, table = everything.joint.detach(), self.problem.rewards[rows]  # (R, N) both
         choice = draw(joint, uniforms.to(joint.device))  # (R, G)
+        reading = Reading(_pick(everything.log_probs, choice), everything.joint)
         return Batch(
             rows=rows,
             tokens=everything.tokens[choice],
             mask=everything.mask[choice],
-            log_probs=_pick(everything.log_probs, choice),
+            log_probs=reading.log_probs.detach(),
+            reading=reading,
             rewards=table.gather(1, choice),
             choice=choice,
             joint=joint,
@@ -183,7 +185,6 @@ class TokenRollouts:
         shape = (rows, size, self.grammar.length)
         return torch.rand(shape, generator=generator, dtype=torch.float64)
 
-    @torch.no_grad()
     def sample(
         self, model: Decoder, rows: Tensor, uniforms: Tensor, temperature: float = 1.0
     ) -> Batch:
@@ -199,23 +200,25 @@ class TokenRollouts:
         if rewards.shape != drawn.tokens.shape[:2]:
             expected = tuple(drawn.tokens.shape[:2])
             raise ValueError(f"`reward` returned {tuple(rewards.shape)}, expected {expected}")
-        batch = Batch(rows, *drawn, rewards)
-        log_probs = self.read(model, batch, temperature).log_probs
+        reading = self._read(model, rows, drawn.tokens, temperature)
+        log_probs = reading.log_probs.detach()
         apart = (log_probs - drawn.log_probs).abs().max().item()
         if not apart <= self.tolerance:
             raise RuntimeError(f"a token was sampled and read with log-probs {apart} nats apart")
-        return batch._replace(log_probs=log_probs)
+        return Batch(rows, drawn.tokens, drawn.mask, log_probs, reading, rewards)
 
     def read(self, model: Decoder, batch: Batch, temperature: float = 1.0) -> Reading:
         """One pass over whole sequences."""
-        size = batch.tokens.shape[1]
-        prompts = self.prompts[batch.rows].repeat_interleave(size, 0)
-        log_probs = score(model, prompts, batch.tokens.flatten(0, 1), self.grammar, temperature)
-        return Reading(log_probs.view(batch.tokens.shape))
+        return self._read(model, batch.rows, batch.tokens, temperature)
 
     def reader(self, model: Decoder, temperature: float = 1.0) -> Callable[[Batch], Reading]:
         """Read every batch anew."""
         return torch.no_grad()(lambda batch: self.read(model, batch, temperature))
+
+    def _read(self, model: Decoder, rows: Tensor, tokens: Tensor, temperature: float) -> Reading:
+        prompts = self.prompts[rows].repeat_interleave(tokens.shape[1], 0)
+        log_probs = score(model, prompts, tokens.flatten(0, 1), self.grammar, temperature)
+        return Reading(log_probs.view(tokens.shape))
 
 
 def _pick(log_probs: Tensor, choice: Tensor) -> Tensor:

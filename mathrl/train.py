@@ -131,7 +131,8 @@ def reinforce(
     Raises:
         ValueError: a setting needs a reference or a tree that is not there, or a batch is larger
             than the data or smaller than the number of processes.
-        RuntimeError: the ratio of the first epoch is not exactly 1, or the gradient is not finite.
+        RuntimeError: the ratio of the first epoch is not exactly 1 at the first step, where a
+            second reading is compared with the sampling; or a gradient is not finite.
 
     >>> from mathrl.arithmetic import TRAIN
     >>> from mathrl.decoder import DecoderConfig
@@ -140,7 +141,7 @@ def reinforce(
     >>> rollouts, model = TreeRollouts(arithmetic_problem(TRAIN)), Decoder(DecoderConfig())
     >>> history = reinforce(model, rollouts, ReinforceConfig(steps=2))
     >>> history.budget.samples, history.budget.positions
-    (320, 1200)
+    (320, 900)
     """
     if config.beta and reference is None:
         raise ValueError(f"`reference` must be given, because `beta` is {config.beta}")
@@ -157,10 +158,11 @@ def reinforce(
             advantages = loss.advantages(config, batch, ref, share, len(rows))  # (R, G)
             whole = loss.count(config, batch, len(rows))
             entropy = config.entropy * (1 - step / config.steps if config.entropy_anneal else 1)
+            if step == 0:
+                _check_ratio(rollouts.read(model, batch, config.temperature), batch)
             for epoch in range(config.epochs):
-                now = rollouts.read(model, batch, config.temperature)
-                if epoch == 0:
-                    _check_ratio(now, batch)
+                again = epoch > 0  # the first update reads what the sampling pass computed
+                now = rollouts.read(model, batch, config.temperature) if again else batch.reading
                 value = loss.policy_loss(config, now, batch, advantages, whole, ref, entropy)
                 gradient_norm = _update(model, optimizer, value, config)
             parts = {"loss": value, **loss.parts(config, now, batch, advantages, whole, ref)}
@@ -209,7 +211,11 @@ def _update(
 
 
 def _check_ratio(now: Reading, batch: Batch) -> None:
-    """Before the first update the policy is the one that sampled, to the last bit."""
+    """A second reading before any update gives what sampling gave, to the last bit.
+
+    So the ratio of the first epoch is exactly 1. What breaks it, such as dropout or another
+    temperature, breaks it at the first step.
+    """
     if not torch.equal(now.log_probs, batch.log_probs):
         apart = (now.log_probs - batch.log_probs).abs().max().item()
         raise RuntimeError(

@@ -85,8 +85,8 @@ TREE_SEES = np.tril(np.ones((15, 15), dtype=bool))
 TREE_SEES[5:, 5:] = np.eye(10, dtype=bool)
 
 
-def tree(parameters, prompts, heads):
-    """Logits of both choices after each prompt, and the pull-back of gradients in them."""
+def tree(parameters, prompts, heads, temperature=1.0):
+    """Logits of both choices over the temperature, and the pull-back of gradients in them."""
     tokens = np.concatenate([prompts, np.tile(TREE_TOKENS, (len(prompts), 1))], 1)
     logits, saved = by_hand.forward(parameters, tokens, heads, TREE_POSITIONS, TREE_SEES)
 
@@ -94,9 +94,9 @@ def tree(parameters, prompts, heads):
         d_logits = np.zeros_like(logits)
         for row, (first, second) in enumerate(slopes):
             d_logits[row, 4, :10], d_logits[row, 5:, :10] = first, second
-        return by_hand.backward(parameters, saved, d_logits)
+        return by_hand.backward(parameters, saved, d_logits / temperature)
 
-    return [[x[4, :10], x[5:, :10]] for x in logits], pull_back
+    return [[x[4, :10] / temperature, x[5:, :10] / temperature] for x in logits], pull_back
 
 
 def adamw(parameters, settings):
@@ -162,13 +162,13 @@ def numpy_reinforce(model, made, settings, ref=None):
     apply = adamw(parameters, settings)
     generator = torch.Generator().manual_seed(settings.seed)
     prompts, table = made.prompts.numpy(), made.rewards.numpy()
-    R, G = len(prompts), settings.group_size
+    R, G, heat = len(prompts), settings.group_size, settings.temperature
     if ref is not None:
-        ref_steps, _ = tree(arrays(ref), prompts, heads)
+        ref_steps, _ = tree(arrays(ref), prompts, heads, heat)
     values = []
     for step in range(settings.steps):
         uniforms = torch.rand(R, G, generator=generator, dtype=torch.float64).numpy()
-        steps, _ = tree(parameters, prompts, heads)
+        steps, _ = tree(parameters, prompts, heads, heat)
         joints = [
             np.exp((exact.log_softmax(f)[:, None] + exact.log_softmax(s)).ravel()) for f, s in steps
         ]
@@ -184,7 +184,7 @@ def numpy_reinforce(model, made, settings, ref=None):
         bonus = settings.entropy * (1 - step / settings.steps if settings.entropy_anneal else 1)
         old = [[(exact.log_softmax(f), exact.log_softmax(s)) for _ in range(G)] for f, s in steps]
         for _ in range(settings.epochs):
-            now, pull_back = tree(parameters, prompts, heads)
+            now, pull_back = tree(parameters, prompts, heads, heat)
             slopes = []
             for r, (f, s) in enumerate(now):
                 total = [np.zeros(10), np.zeros((10, 10))]
@@ -235,7 +235,7 @@ def check_reinforce(train=train, loss=loss, rollout=rollout):
         ReinforceConfig(
             steps=2, epochs=3, objective="ppo_clip", learning_rate=0.1, betas=(0.5, 0.7)
         ),
-        ReinforceConfig(steps=2, epochs=2, group_size=3, learning_rate=0.1),
+        ReinforceConfig(steps=2, epochs=2, group_size=3, learning_rate=0.1, temperature=0.6),
     ]
     for settings in variants:
         model, made = network(), paid(TASKS[:3], seed=2)
@@ -279,6 +279,7 @@ def mean_gradient(loss, settings, made, model, ref=None, old=None):
         tokens=everything.tokens[groups],
         mask=everything.mask[groups],
         log_probs=drawn_from.log_probs[0].detach()[groups],
+        reading=Reading(leaf),
         rewards=made.rewards[0][groups],
         choice=groups,
         joint=joint.expand(K, N),
@@ -493,11 +494,6 @@ class OtherTemperature(TreeRollouts):
         return super().read(model, batch, 1.0)
 
 
-class OtherTemperatureByToken(TokenRollouts):
-    def read(self, model, batch, temperature=1.0):
-        return super().read(model, batch, 1.0)
-
-
 def by_token(made, kind=TokenRollouts):
     def reward(rows, tokens, mask):
         return (tokens == made.targets[rows][:, None]).all(-1).double()
@@ -521,8 +517,8 @@ def test_first_ratio_is_one_to_the_last_bit_or_training_stops():
 
 def check_tokens_are_read_as_sampled(rollout=rollout):
     class Wrong(rollout.TokenRollouts):
-        def read(self, model, batch, temperature=1.0):
-            return super().read(model, batch, 1.0)
+        def _read(self, model, rows, tokens, temperature):
+            return super()._read(model, rows, tokens, 1.0)
 
     made, settings = paid(TRAIN), ReinforceConfig(steps=1, temperature=0.6)
     refuses(RuntimeError, "sampled and read", reinforce, network(), by_token(made, Wrong), settings)
@@ -541,10 +537,11 @@ def check_tree_and_tokens_agree(rollout=rollout):
 
         def sample(self, model, rows, uniforms, temperature=1.0):
             batch = tree.sample(model, rows, uniforms, temperature)
-            with torch.no_grad():
-                log_probs = self.read(model, batch, temperature).log_probs
+            reading = self.read(model, batch, temperature)
+            log_probs = reading.log_probs.detach()
             close(log_probs, batch.log_probs.numpy())
-            return batch._replace(log_probs=log_probs, choice=None, joint=None, values=None)
+            batch = batch._replace(log_probs=log_probs, reading=reading)
+            return batch._replace(choice=None, joint=None, values=None)
 
     made = paid(TRAIN)
     tree, tokens = rollout.TreeRollouts(made), by_token(made, Borrowing)
@@ -652,7 +649,7 @@ def check_spending(train=train):
         "samples": 3 * 80,
         "sampled_tokens": 3 * 240,
         "trained_tokens": 3 * 480,
-        "positions": 3 * 3 * 300 + 300,  # the reference is enumerated once
+        "positions": 3 * 2 * 300 + 2 * 300,  # once the reference, and once the check of the ratio
         "optimizer_steps": 6,
     }
     assert {name: tree.records[-1][name] for name in budget} == budget
@@ -988,11 +985,11 @@ MUTANTS = [
         "1 if config.entropy_anneal",
         check_reinforce,
     ),
-    ("train", "if epoch == 0:", "if epoch == -1:", check_ratio_is_checked),
+    ("train", "if step == 0:", "if step == -1:", check_ratio_is_checked),
     (
         "train",
-        "now = rollouts.read(model, batch, config.temperature)",
-        "now = Reading(batch.log_probs.requires_grad_(), batch.joint)",
+        "rollouts.read(model, batch, config.temperature) if again",
+        "rollouts.read(model, batch) if again",
         check_reinforce,
     ),
     ("train", "optimizer.zero_grad()", "pass", check_reinforce),
@@ -1139,14 +1136,14 @@ MUTANTS = [
     ),
     (
         "rollout",
-        "log_probs=_pick(everything.log_probs, choice),",
-        "log_probs=_pick(everything.log_probs, choice) * 1.0001,",
+        "log_probs=reading.log_probs.detach(),",
+        "log_probs=reading.log_probs.detach() * 1.0001,",
         check_batches,
     ),
     (
         "rollout",
-        "self.prompts[batch.rows].repeat_interleave(size, 0)",
-        "self.prompts[batch.rows].repeat(size, 1)",
+        "self.prompts[rows].repeat_interleave(tokens.shape[1], 0)",
+        "self.prompts[rows].repeat(tokens.shape[1], 1)",
         check_batches,
     ),
     (
