@@ -2,8 +2,9 @@
 
 The chain has five links. The **contract** is hashed by `arithmetic.digest`. The **sources** of the
 package are hashed file by file. A **checkpoint** names the contract it was trained under and holds
-a hash of its own content. A **run** writes one manifest: all of these, the settings, the versions,
-the metrics and the hash of each checkpoint. A **report** reads its numbers from manifests only.
+a hash of all that is in it. A **run** writes one manifest: all of these, the settings, the
+versions, the metrics and the hash of each checkpoint. A **report** reads its numbers from manifests
+only.
 
 A hash shows that bytes have changed. It does not show that what was hashed is right, nor who wrote
 it: whoever can change a manifest can compute its digest anew. That is why a run can be repeated.
@@ -15,8 +16,9 @@ import hashlib
 import json
 import os
 import platform
+import re
+import secrets
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -32,7 +34,10 @@ from mathrl._sources import ROOT
 from mathrl.decoder import Decoder, DecoderConfig
 
 SCHEMA = 1
+_FIELDS = {"schema", "name", "contract", "config", "seeds", "environment", "sources", "seconds",
+          "metrics", "checkpoints"}  # fmt: skip
 _KEY = "mathrl"
+_HEAD, _EMBEDDING = "head.weight", "token_embedding.weight"
 
 Manifest = dict[str, Any]
 
@@ -44,8 +49,15 @@ class EvidenceError(Exception):
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file whole or not at all; what stood there stays until the new file is complete.
 
-    A crash at any moment leaves the old file or the new one, and perhaps a temporary file whose
-    name starts with a dot.
+    A process killed at any moment leaves the old file or the new one, and perhaps a temporary file
+    next to it, whose name starts with a dot and ends with `.partial`.
+
+    Args:
+        path: of the file; its folder is made if it is not there.
+        data: all of it.
+
+    Raises:
+        OSError: it cannot be written; what stood there is unchanged.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,22 +66,21 @@ def write_atomically(path: Path, data: bytes) -> None:
     b'all of it'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with partial.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name itself
+        partial.replace(path)
     finally:
-        os.close(folder)
+        partial.unlink(missing_ok=True)
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name itself
+        finally:
+            os.close(folder)
 
 
 def sha256(data: bytes) -> str:
@@ -84,17 +95,22 @@ def sha256(data: bytes) -> str:
 def checkpoint_bytes(model: Decoder) -> bytes:
     """A decoder as the bytes of a safetensors file, the same bytes for the same parameters.
 
-    Its metadata holds the sizes, the digest of the contract, and a hash of sizes and parameters.
+    Its metadata holds the sizes, the digest of the contract, and a hash of these and of all
+    parameters with their names, types and shapes. Tied weights are written once.
+
+    Raises:
+        ValueError: the parameters are not all of one type.
+
+    >>> checkpoint_bytes(Decoder(DecoderConfig())) == checkpoint_bytes(Decoder(DecoderConfig()))
+    True
     """
-    tensors = _tensors(model)
-    metadata = {
-        "schema": SCHEMA,
-        "config": asdict(model.config),
-        "contract": arithmetic.digest(),
-        "content": _content(asdict(model.config), tensors),
-    }
-    # One key: with several, their order in the file would be the order of a hash table.
-    return safetensors.torch.save(tensors, {_KEY: _canonical(metadata).decode("ascii")})
+    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    if len(types := {tensor.dtype for tensor in tensors.values()}) > 1:
+        raise ValueError(f"`model` must have parameters of one type, got {types}")
+    if model.config.tied:
+        del tensors[_HEAD]
+    config, contract = asdict(model.config), arithmetic.digest()
+    return _packed({"schema": SCHEMA, "config": config, "contract": contract}, tensors)
 
 
 def save_checkpoint(model: Decoder, path: Path) -> str:
@@ -114,11 +130,15 @@ def load_checkpoint(path: Path, expected: str | None = None) -> Decoder:
 
     Args:
         path: a file that `save_checkpoint` wrote.
-        expected: the SHA-256 that a manifest states, if there is one.
+        expected: the SHA-256 that a manifest states, if there is one. Without it, what is shown
+            is that these bytes are a whole checkpoint, not that they are of a certain run.
+
+    Returns:
+        The decoder, with the type of its parameters.
 
     Raises:
-        EvidenceError: the file is not a checkpoint, differs from what the manifest states, was
-            trained under another contract, or its content is not what was written.
+        EvidenceError: the file is not the one of the manifest, is no checkpoint, is not what was
+            written, or was trained under another contract.
         OSError: the file cannot be read.
 
     >>> import tempfile
@@ -132,21 +152,14 @@ def load_checkpoint(path: Path, expected: str | None = None) -> Decoder:
     if expected is not None and sha256(data) != expected:
         raise EvidenceError(f"checkpoint {path.name}: the file is not the one of the manifest")
     try:
-        tensors = safetensors.torch.load(data)
-        size = int.from_bytes(data[:8], "little")
-        metadata = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][_KEY])
-        config, contract, content = (metadata[k] for k in ("config", "contract", "content"))
-        model = Decoder(DecoderConfig(**config))
-        model.load_state_dict(tensors if not config["tied"] else _untied(model, tensors))
-    except Exception as error:
-        raise EvidenceError(f"checkpoint {path.name}: cannot be read: {error}") from None
-    if contract != arithmetic.digest():
-        raise EvidenceError(
-            f"contract: checkpoint {path.name} was trained under {str(contract)[:12]}, "
-            f"this package holds {arithmetic.digest()[:12]}"
-        )
-    if content != _content(config, tensors) or checkpoint_bytes(model) != data:
-        raise EvidenceError(f"checkpoint {path.name}: its content is not what was written")
+        stated, tensors = _unpacked(data)
+        whole = _packed(stated, tensors) == data
+        model = _decoder(stated["config"], tensors) if whole else None
+    except Exception as error:  # whatever these bytes do to the parsers
+        raise EvidenceError(f"checkpoint {path.name}: cannot be read: {error!r}") from None
+    if model is None:
+        raise EvidenceError(f"checkpoint {path.name}: it is not what was written")
+    _check_origin(f"checkpoint {path.name}", stated)
     return model
 
 
@@ -188,9 +201,13 @@ def manifest(
         sources: SHA-256 of each source file that the result depends on, by its path.
 
     Returns:
-        A dict ready for `write_manifest`.
+        What `read_manifest` will return once it is written, but for the digest: plain JSON.
+
+    Raises:
+        TypeError: something is not plain.
+        ValueError: a number is NaN or infinite.
     """
-    return {
+    recorded = {
         "schema": SCHEMA,
         "name": name,
         "contract": arithmetic.digest(),
@@ -202,6 +219,7 @@ def manifest(
         "metrics": dict(metrics),
         "checkpoints": dict(checkpoints),
     }
+    return json.loads(_canonical(recorded))
 
 
 def write_manifest(path: Path, recorded: Manifest) -> None:
@@ -222,17 +240,14 @@ def read_manifest(path: Path) -> Manifest:
         recorded = json.loads(data)
         body = {key: value for key, value in recorded.items() if key != "digest"}
         whole = recorded["digest"] == sha256(_canonical(body)) and _pretty(recorded) == data
-        contract = recorded["contract"]
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise EvidenceError(f"manifest {path.name}: cannot be read: {error}") from None
+    except (ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise EvidenceError(f"manifest {path.name}: cannot be read: {error!r}") from None
     if not whole:
         raise EvidenceError(f"manifest {path.name}: it is not what was written")
-    if contract != arithmetic.digest():
-        raise EvidenceError(
-            f"contract: manifest {path.name} is of {contract[:12]}, "
-            f"this package holds {arithmetic.digest()[:12]}"
-        )
-    return body | {"digest": recorded["digest"]}
+    if missing := sorted(_FIELDS - body.keys()):
+        raise EvidenceError(f"manifest {path.name}: lacks {', '.join(missing)}")
+    _check_origin(f"manifest {path.name}", recorded)
+    return recorded
 
 
 def changed_sources(recorded: Manifest, root: Path = ROOT) -> list[str]:
@@ -247,62 +262,76 @@ def changed_sources(recorded: Manifest, root: Path = ROOT) -> list[str]:
 def differences(recorded: Manifest, repeated: Manifest, tolerance: float = 0.05) -> list[str]:
     """Where a repeated run differs from the recorded one; empty if it confirms it.
 
-    On the same machine type, versions and threads the metrics and the checkpoints must be equal
-    to the last bit. Elsewhere float additions round differently, sampling amplifies that, and
-    only metrics named `summary` are compared, within a tolerance.
+    Name, contract, settings and seeds must be equal. In the same environment the metrics and the
+    checkpoints must be too, to the last bit. Elsewhere additions of floats round differently,
+    sampling amplifies that, and only the metrics named `summary` are compared.
 
     Args:
         recorded: a manifest.
-        repeated: another of the same name.
-        tolerance: for a summary made elsewhere.
+        repeated: another.
+        tolerance: for a number of a summary made elsewhere.
 
     Returns:
         One line for each difference.
 
-    Raises:
-        ValueError: the two are of different runs.
+    >>> run = manifest("trial", {"steps": 2}, [0], {"success": 0.5}, {}, 1.0, {})
+    >>> differences(run, run | {"metrics": {"success": 0.75}})
+    ['metrics.success: 0.5 became 0.75']
     """
-    for key in ("name", "config", "seeds"):
-        if recorded[key] != repeated[key]:
-            raise ValueError(f"`repeated` is another run: `{key}` differs")
-    if recorded["environment"] == repeated["environment"]:
-        parts = ("contract", "metrics", "checkpoints")
-        return [line for part in parts for line in _apart(part, recorded[part], repeated[part], 0)]
-    one, two = (m["metrics"].get("summary", {}) for m in (recorded, repeated))
-    return _apart("metrics.summary", one, two, tolerance)
+    parts = ["name", "contract", "config", "seeds"]
+    elsewhere = recorded["environment"] != repeated["environment"]
+    parts += [] if elsewhere else ["metrics", "checkpoints"]
+    lines = [line for part in parts for line in _apart(part, recorded[part], repeated[part], 0)]
+    if not elsewhere:
+        return lines
+    if not all("summary" in each["metrics"] for each in (recorded, repeated)):
+        return [*lines, "metrics.summary: missing, and nothing else can be compared elsewhere"]
+    one, two = (each["metrics"]["summary"] for each in (recorded, repeated))
+    return lines + _apart("metrics.summary", one, two, tolerance)
 
 
 def _apart(path: str, one: Any, two: Any, tolerance: float) -> list[str]:
     if isinstance(one, dict) and isinstance(two, dict):
-        lines = [f"{path}: {sorted(one)} became {sorted(two)}"] if one.keys() != two.keys() else []
+        lines = [f"{path}.{key}: is gone" for key in sorted(one.keys() - two.keys())]
+        lines += [f"{path}.{key}: is new" for key in sorted(two.keys() - one.keys())]
         shared = [key for key in one if key in two]
         return lines + [x for k in shared for x in _apart(f"{path}.{k}", one[k], two[k], tolerance)]
     if isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
         pairs = enumerate(zip(one, two, strict=True))
         return [x for i, (a, b) in pairs for x in _apart(f"{path}.{i}", a, b, tolerance)]
-    if isinstance(one, float) and isinstance(two, float) and abs(one - two) <= tolerance:
+    if isinstance(one, float) and isinstance(two, float) and abs(one - two) < tolerance:
         return []
-    return [] if one == two else [f"{path}: {one} became {two}"]
+    return [] if _canonical(one) == _canonical(two) else [f"{path}: {one} became {two}"]
 
 
-def _tensors(model: Decoder) -> dict[str, torch.Tensor]:
-    state = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    if model.config.tied:
-        del state["head.weight"]  # the token embedding holds it
-    return state
+def _packed(stated: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> bytes:
+    content = sha256(_canonical(stated) + safetensors.torch.save(dict(tensors)))
+    # One key: with several, their order in the file would be that of a hash table.
+    metadata = {_KEY: _canonical({**stated, "content": content}).decode("ascii")}
+    return safetensors.torch.save(dict(tensors), metadata)
 
 
-def _untied(model: Decoder, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return tensors | {"head.weight": tensors["token_embedding.weight"]}
+def _unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    tensors = safetensors.torch.load(data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    stated = json.loads(header["__metadata__"][_KEY])
+    del stated["content"]  # `_packed` computes it anew
+    return stated, tensors
 
 
-def _content(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256(_canonical(config))
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.cpu().numpy().tobytes())
-    return digest.hexdigest()
+def _decoder(config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Decoder:
+    model = Decoder(DecoderConfig(**config)).to(tensors[_EMBEDDING].dtype)
+    tied = {_HEAD: tensors[_EMBEDDING]} if model.config.tied else {}
+    model.load_state_dict(tensors | tied)
+    return model
+
+
+def _check_origin(link: str, stated: Mapping[str, Any]) -> None:
+    if stated["schema"] != SCHEMA:
+        raise EvidenceError(f"{link}: schema {stated['schema']}, this package reads {SCHEMA}")
+    if stated["contract"] != (ours := arithmetic.digest()):
+        theirs = str(stated["contract"])
+        raise EvidenceError(f"contract: {link} is of {theirs[:12]}, this package holds {ours[:12]}")
 
 
 def _canonical(value: Any) -> bytes:
@@ -315,8 +344,12 @@ def _pretty(value: Any) -> bytes:
 
 
 def _processor() -> str:
+    """As precisely as is known: kernels are chosen, and sums ordered, by what it can do."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
-        return platform.processor()
-    return next((s.split(":", 1)[1].strip() for s in lines if s.startswith("model name")), "")
+        lines = [f"name: {platform.processor()}"]
+    fields = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in reversed(lines) if ":" in line)
+    names = ("name", "model name", "cpu family", "model", "CPU implementer", "CPU part")
+    known = [fields[name] for name in names if name in fields]
+    return ", ".join([*known, torch.backends.cpu.get_cpu_capability()])
