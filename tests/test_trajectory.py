@@ -15,34 +15,9 @@ from hypothesis import strategies as st
 
 from mathrl import _prefixes, splits, trajectory
 from mathrl.trajectory import Call, Row, Sampling, build
+from tests.letters import calls_of, ids, letters
 from tests.mutants import assert_caught
 from tests.oracles import fails, refuses
-
-# Letters are the ones of the field's cases: U context, A B C sampled, E a sampled stop token,
-# T tool result, S scaffold, n newline, k reasoning.
-ID = {letter: number for number, letter in enumerate("UABCETSnkPXYZ")}
-
-
-def ids(letters):
-    return [ID[letter] for letter in letters]
-
-
-def calls_of(*texts, module=trajectory, **settings):
-    """Calls written as "prompt|output"; log-probabilities -0.1, -0.2, … through all of them."""
-    made, count = [], 0
-    for text in texts:
-        prompt, output = (ids(part) for part in text.split("|"))
-        log_probs = [-(count + i + 1) / 10 for i in range(len(output))]
-        count += len(output)
-        made.append(
-            module.Call(prompt_ids=prompt, output_ids=output, log_probs=log_probs, **settings)
-        )
-    return made
-
-
-def letters(row):
-    return "".join("UABCETSnkPXYZ"[i] for i in row.tokens)
-
 
 # The six tokens of the specification
 
@@ -297,7 +272,7 @@ def test_a_split_reads_as_a_sentence():
         "call 1 does not extend call 0: retokenised at index 1, 1 'he' became 3 'hello'"
     )
     [split] = build(calls_of("UU|A", "U|X")).splits
-    assert str(split).endswith("truncated at index 1, 0 became 10")
+    assert str(split).endswith("truncated at index 1, 0 became 14")
     [split] = build(calls_of("U|AB", "U|A")).splits
     assert str(split).endswith("branch at index 2, 2 became the end")
     [split] = build(calls_of("U|A", "U|A")).splits
@@ -615,7 +590,7 @@ def test_call_refuses():
 
 
 def check_capped(module):
-    [call] = calls_of("U|ABC", module=module, finish_reason="stop")
+    [call] = calls_of("U|ABC", kind=module.Call, finish_reason="stop")
     assert call.capped(3) is call
     short = call.capped(2)
     assert (short.output_ids, short.log_probs) == (tuple(ids("AB")), (-0.1, -0.2))
