@@ -91,7 +91,7 @@ class Simplex extends HTMLElement {
     list.append(make("li", {}, button));
     const note =
       `Each dot is a sample: the estimate from ${GROUP} drawn actions. Arrow and dots show where ` +
-      `a small step would move π, drawn ${REACH} times the length of a unit step.`;
+      `a small step would move π, drawn at ${REACH} times the length of a unit step.`;
     return make("div", {}, list, make("p", { class: "note" }, note));
   }
 
