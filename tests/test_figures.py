@@ -8,6 +8,7 @@ import itertools
 import re
 import shutil
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import pytest
@@ -294,6 +295,7 @@ def advantages(rewards):
     ]
 
 
+@cache
 def factors(p):
     limit = 1 / np.sqrt(p * (1 - p))
     return [f"{p:.2f}", *(shown(exact.std_factor(p, size), 4) for size in (2, 8, 64)),
