@@ -145,16 +145,18 @@ def reinforce(
     """
     if config.beta and reference is None:
         raise ValueError(f"`reference` must be given, because `beta` is {config.beta}")
+    if reference is model:
+        raise ValueError("`reference` must be another network than `model`, which changes")
     generator = torch.Generator().manual_seed(config.seed)
     batches = _batches(len(rollouts), config.prompts_per_step, generator)
     optimizer, log = _start(model, config), _Log(measure, measure_every)
     with log.running("reinforce", config.steps, [model, reference], show):
-        refer = rollouts.reader(reference, config.temperature) if reference else None
+        refer = None if reference is None else rollouts.reader(reference, config.temperature)
         for step, rows in enumerate(itertools.islice(batches, config.steps)):
             uniforms = rollouts.uniforms(len(rows), config.group_size, generator)
             share = parallel.share(len(rows))
             batch = rollouts.sample(model, rows[share], uniforms[share], config.temperature)
-            ref = refer(batch) if refer else None
+            ref = None if refer is None else refer(batch)
             advantages = loss.advantages(config, batch, ref, share, len(rows))  # (R, G)
             whole = loss.count(config, batch, len(rows))
             entropy = config.entropy * (1 - step / config.steps if config.entropy_anneal else 1)
@@ -228,6 +230,8 @@ class _Log:
     """Adds up parts over processes, keeps records and budget, measures, reports progress."""
 
     def __init__(self, measure: Callable[[], Record] | None, every: int) -> None:
+        if every < 1:
+            raise ValueError(f"`measure_every` must be at least 1, got {every}")
         self.measure, self.every = measure, every
         self.records: list[Record] = []
         self.budget = Budget()

@@ -16,7 +16,6 @@ from tests.oracles import fails, refuses
 
 PROMPTS = torch.tensor([arithmetic.encode(task) for task in arithmetic.TASKS])
 SIZES = [
-    DecoderConfig(),
     DecoderConfig(vocab_size=5, context_length=9, width=6, depth=1, heads=1),
     DecoderConfig(width=12, depth=3, heads=3, mlp_ratio=2, tied=True),
     DecoderConfig(width=10, depth=2, heads=5, context_length=20, mlp_ratio=1),
@@ -55,9 +54,9 @@ def uniforms(*shape, seed=0):
 # The network and its twin
 
 
-def check_twins(decoder=decoder, by_hand=by_hand):
+def check_twins(decoder=decoder, by_hand=by_hand, sizes=SIZES):
     """Outputs and the gradient of every parameter, for several sizes, with and without a tree."""
-    for size, config in enumerate(SIZES):
+    for size, config in enumerate(sizes):
         model = network(config, size, module=decoder)
         rng = np.random.default_rng(size)
         tokens = rng.integers(config.vocab_size, size=(3, 6))
@@ -83,12 +82,13 @@ def check_twins(decoder=decoder, by_hand=by_hand):
 @pytest.mark.claim("5.2", "autograd")
 def test_network_and_twin_agree_on_outputs_and_on_every_gradient():
     check_twins()
+    check_twins(sizes=[DecoderConfig()])
 
 
 @pytest.mark.claim("5.2", "algebra")
 def test_twin_agrees_with_finite_differences():
     """The twin's own backward pass against its own forward pass: no torch on either side."""
-    config = SIZES[1]
+    config = SIZES[0]
     parameters, rng = arrays(network(config)), np.random.default_rng(0)
     tokens = rng.integers(config.vocab_size, size=(2, 4))
     logits, saved = by_hand.forward(parameters, tokens, config.heads)
@@ -300,27 +300,29 @@ def test_grammar_refuses_what_describes_no_responses():
 
 def brute_force(model, prompts, rules, temperature=1.0):
     """Log-probability of each token by numpy, from one whole sequence for each response."""
-    table = []
-    for prompt in prompts.tolist():
-        rows = []
-        for response in rules.responses():
-            tokens = np.array([prompt + response[:-1]])
-            logits, _ = by_hand.forward(arrays(model), tokens, model.config.heads)
-            row = [0.0] * rules.length
-            for t, token in enumerate(response):
-                allowed = list(rules.steps[t])
-                at = logits[0, len(prompt) - 1 + t, allowed] / temperature
-                row[t] = exact.log_softmax(at)[allowed.index(token)]
-            rows.append(row)
-        table.append(rows)
-    return np.array(table)
+    table = np.zeros((len(prompts), rules.size, rules.length))
+    for p, prompt in enumerate(prompts.tolist()):
+        for n, response in enumerate(rules.responses()):
+            table[p, n, : len(response)] = read(model, prompt, tuple(response), rules, temperature)
+    return table
+
+
+def read(model, prompt, response, rules, temperature):
+    tokens = np.array([[*prompt, *response[:-1]]])
+    logits, _ = by_hand.forward(arrays(model), tokens, model.config.heads)
+    row = []
+    for t, token in enumerate(response):
+        allowed = list(rules.steps[t])
+        at = logits[0, len(prompt) - 1 + t, allowed] / temperature
+        row.append(exact.log_softmax(at)[allowed.index(token)])
+    return row
 
 
 def check_enumeration(responses=responses):
-    cases = [(ARITHMETIC, 1.0), (ARITHMETIC, 0.6), (UNEVEN, 1.0), (NO_CHOICE, 1.0)]
+    cases = [(UNEVEN, 0.6), (NO_CHOICE, 1.0), (ARITHMETIC, 1.0)]
     for rules, temperature in cases:
         for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
-            model = network(DecoderConfig(width=8, heads=2), dtype=dtype)
+            model = network(DecoderConfig(width=4, heads=2), dtype=dtype)
             prompts = PROMPTS[[7, 19]]
             everything = responses.enumerate_all(model, prompts, rules, temperature)
             assert everything.log_probs.dtype == dtype

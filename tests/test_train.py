@@ -16,12 +16,14 @@ import torch
 from torch.autograd import grad
 
 from mathrl import (
+    baseline,
     by_hand,
     config,
     evaluate,
     exact,
     loss,
     parallel,
+    policy,
     problem,
     progress,
     rollout,
@@ -229,9 +231,9 @@ def check_supervise(train=train):
 
 def check_reinforce(train=train, loss=loss, rollout=rollout):
     variants = [
-        ReinforceConfig(steps=4, learning_rate=0.03),
-        ReinforceConfig(steps=3, entropy=0.3, entropy_anneal=True, beta=0.2, max_grad_norm=0.1),
-        ReinforceConfig(steps=3, entropy=0.3, weight_decay=0.1, max_grad_norm=None, seed=1),
+        ReinforceConfig(steps=2, learning_rate=0.03),
+        ReinforceConfig(steps=2, entropy=0.3, entropy_anneal=True, beta=0.2, max_grad_norm=0.1),
+        ReinforceConfig(steps=2, entropy=0.3, weight_decay=0.1, max_grad_norm=None, seed=1),
         ReinforceConfig(
             steps=2, epochs=3, objective="ppo_clip", learning_rate=0.1, betas=(0.5, 0.7)
         ),
@@ -247,10 +249,12 @@ def check_reinforce(train=train, loss=loss, rollout=rollout):
         close([record["value"] for record in history.records], values, 1e-8)
 
 
+@pytest.mark.claim("6.4", "autograd")
 def test_supervised_loop_agrees_with_the_one_in_numpy():
     check_supervise()
 
 
+@pytest.mark.claim("6.4", "autograd")
 def test_policy_gradient_loop_agrees_with_the_one_in_numpy():
     check_reinforce()
 
@@ -309,9 +313,9 @@ def ascent(model, made):
 def kl_gradients(model, ref, made):
     """∇KL of whole responses, and per step with the reach held fixed: reverse and forward."""
     steps = []
-    for policy in (model, ref):
-        table = enumerate_all(policy, made.prompts, made.grammar).log_probs[0]
-        table = table if policy is model else table.detach()
+    for network_ in (model, ref):
+        table = enumerate_all(network_, made.prompts, made.grammar).log_probs[0]
+        table = table if network_ is model else table.detach()
         steps.append((table[::2, 0], table[:, 1].view(3, 2)))
     (one, two), (ref_one, ref_two) = steps
 
@@ -334,8 +338,8 @@ def check_unbiased(loss=loss):
     for objective in ("reinforce", "ppo_clip", "dual_clip", "cispo"):
         settings = ReinforceConfig(group_size=3, objective=objective)
         close(mean_gradient(loss, settings, made, model), expected)
-    for baseline in ("none", "leave_one_out", "optimal"):
-        settings = ReinforceConfig(group_size=3, baseline=baseline)
+    for name in ("none", "leave_one_out", "optimal"):
+        settings = ReinforceConfig(group_size=3, baseline=name)
         close(mean_gradient(loss, settings, made, model), expected)
 
 
@@ -356,10 +360,35 @@ def check_known_factors(loss=loss):
         close(found, factor * expected)
 
 
+@pytest.mark.claim("6.6", "enumeration")
+def check_advantages(loss=loss):
+    """Each baseline is the function of its name, on the rewards of the batch."""
+    made, model = paid(TASKS[:5], seed=0), network()
+    tree, uniforms = TreeRollouts(made), torch.rand(5, 8, dtype=torch.float64)
+    batch = tree.sample(model, torch.arange(5), uniforms)
+    norms = policy.score(batch.joint[:, None].expand(-1, 8, -1), batch.choice).square().sum(-1)
+    scaled = {"ddof": 1, "eps": 0.1}
+    for name, settings, expected in (
+        ("none", {}, batch.rewards),
+        ("group_mean", {}, baseline.group_mean(batch.rewards)),
+        ("leave_one_out", {}, baseline.leave_one_out(batch.rewards)),
+        ("optimal", {}, baseline.optimal(batch.rewards, norms)),
+        ("standardized", scaled, baseline.standardized(batch.rewards, **scaled)),
+        ("batch_standardized", scaled, baseline.batch_standardized(batch.rewards, **scaled)),
+    ):
+        chosen = ReinforceConfig(baseline=name, **settings)
+        close(loss.advantages(chosen, batch, None, slice(0, 5), 5), expected.numpy())
+
+
+def test_each_baseline_is_the_function_of_its_name():
+    check_advantages()
+
+
 def test_objectives_and_baselines_are_unbiased_on_a_real_network():
     check_unbiased()
 
 
+@pytest.mark.claim("6.6", "enumeration")
 def test_biased_choices_have_their_known_factors():
     check_known_factors()
 
@@ -395,6 +424,7 @@ def check_divergence_terms(loss=loss):
     assert np.abs(whole - reverse).max() > 1e-3
 
 
+@pytest.mark.claim("6.6", "enumeration")
 def test_divergence_estimates_pull_where_the_chapter_says():
     check_divergence_terms()
 
@@ -605,6 +635,7 @@ def test_a_reward_of_another_shape_is_refused():
 # The loops
 
 
+@pytest.mark.claim("6.4", "enumeration")
 def test_training_is_a_function_of_its_arguments():
     def run(seed=0):
         model, made = Decoder(DecoderConfig()), arithmetic_problem(TRAIN)
@@ -751,26 +782,20 @@ def test_measurements_are_taken_when_asked():
 
 
 def test_what_the_settings_need_must_be_there():
-    made, model = paid(TRAIN), network()
+    made, model, ref = paid(TRAIN), network(), network(seed=1)
+    tree, tokens, needs = TreeRollouts(made), by_token(made), ReinforceConfig(beta=0.1)
+    refuses(ValueError, "`reference` must be given", reinforce, model, tree, needs)
     refuses(
-        ValueError,
-        "`reference` must be given",
-        reinforce,
-        model,
-        TreeRollouts(made),
-        ReinforceConfig(beta=0.1),
+        ValueError, "`reference` must be another", reinforce, model, tree, needs, reference=model
     )
+    refuses(
+        ValueError, "`measure_every` must be at", reinforce, model, tree, needs,
+        reference=ref, measure_every=0,
+    )  # fmt: skip
     for settings in ({"entropy": 0.1}, {"beta": 0.1}, {"baseline": "optimal"}):
+        needs = ReinforceConfig(**settings)
         words = "the settings need a tree"
-        refuses(
-            ValueError,
-            words,
-            reinforce,
-            model,
-            by_token(made),
-            ReinforceConfig(**settings),
-            reference=model,
-        )
+        refuses(ValueError, words, reinforce, model, tokens, needs, reference=ref)
 
 
 def test_hooks_are_removed_whatever_happens():
@@ -949,13 +974,16 @@ def one_of_two(path):
             np.savez(path, **results)
 
 
+@pytest.mark.claim("6.5", "enumeration")
 def test_two_processes_give_the_parameters_of_one(tmp_path):
     job, written = tmp_path / "job.py", tmp_path / "two.npz"
     job.write_text(f"from tests.test_train import one_of_two\none_of_two({str(written)!r})\n")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *torchrun, str(job)]
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+    )
     assert ran.returncode == 0, ran.stderr
     two, one = np.load(written), scenarios()
     assert set(two.files) == set(one)
@@ -979,6 +1007,14 @@ def in_loop(module):
 
 
 MUTANTS = [
+    ("loss", "return 1 - 2 * drawn", "return 1 + 2 * drawn", check_advantages),
+    ("loss", "probs.square().sum(1, keepdim=True)", "probs.square().sum()", check_advantages),
+    (
+        "loss",
+        "return baseline.batch_standardized(whole,",
+        "return baseline.standardized(whole,",
+        check_advantages,
+    ),
     (
         "train",
         "1 - step / config.steps if config.entropy_anneal",
