@@ -105,10 +105,12 @@ def verify_target(task):
     return next(y for y in responses() if verify(task, y)["reward"])
 
 
+@pytest.mark.claim("7.1", "enumeration")
 def test_value_is_the_reward_of_every_response_weighed():
     check_value()
 
 
+@pytest.mark.claim("7.1", "enumeration")
 def test_failures_are_the_probabilities_of_the_verdicts():
     check_failures()
 
@@ -191,6 +193,7 @@ def check_domain(estimate):
     refuses(TypeError, "`c` must be an int, got True", estimate, 2, True, 1)
 
 
+@pytest.mark.claim("7.2", "enumeration")
 def test_estimate_of_pass_at_k_is_unbiased():
     """Plug-in at n = 4, c = 1, k = 4: .6836; its mean at p = .1, n = 10, k = 5: .3485 of .4095."""
     check_unbiased(pass_at_k_estimate)
@@ -204,6 +207,7 @@ def test_estimate_of_pass_at_k_is_unbiased():
     assert (round(mean, 4), round(pass_at_k(0.1, 5), 4)) == (0.3485, 0.4095)
 
 
+@pytest.mark.claim("7.2", "enumeration")
 def test_no_estimate_from_fewer_samples_than_k():
     """n = 2, c = 0, k = 5 must raise; a known harness returns 1.0 (openai/human-eval#35)."""
     check_domain(pass_at_k_estimate)
@@ -261,6 +265,7 @@ def check_wilson(interval):
         assert (high == 1) == (successes == n)
 
 
+@pytest.mark.claim("7.6", "enumeration")
 def test_wilson_interval():
     """At n = 5, p = .9 Wald covers .401 and Wilson .919; 5 of 5 is [1, 1] against [.566, 1]."""
     check_wilson(compare.wilson)
@@ -313,6 +318,7 @@ def check_paired(compare=compare):
         assert result.sign_p == pytest.approx((tallies >= abs(kept.sum())).mean())
 
 
+@pytest.mark.claim("7.7", "enumeration")
 def test_paired_comparison():
     check_paired()
     equal = compare.paired([1.0, 2.0], [1.0, 2.0])

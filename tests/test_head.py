@@ -102,6 +102,7 @@ def check_against_naive(head, case, per_token, tolerance=1e-10, denominator=7.0,
 # Value and gradient
 
 
+@pytest.mark.claim("2.20", "autograd")
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective_has_the_loss_and_gradients_of_full_logits(head, name):
     for seed in range(5):
@@ -440,6 +441,7 @@ def check_chunked_memory(head):
     check_memory(functools.partial(chunked_loss, head))
 
 
+@pytest.mark.claim("2.20", "enumeration")
 def test_no_tensor_of_all_logits_is_made(head):
     check_chunked_memory(head)
     fails(check_memory, wrong_all_logits)

@@ -16,6 +16,7 @@ from mkdocs.structure.files import File, Files
 from numpy.typing import NDArray
 
 from mathrl import arithmetic, baseline, exact, kl
+from replay import replay, replay_data
 
 _ELEMENT = re.compile(r"<(mathrl-[\w-]+)((?: [\w-]+=\"[^\"]*\")*)></\1>")
 _ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
@@ -281,8 +282,13 @@ TABLES: dict[str, Callable[..., str]] = {
     "mathrl-simplex": simplex,
     "mathrl-group": group,
     "mathrl-kl": divergences,
+    "mathrl-replay": replay,
 }
-DATA: dict[str, Callable[[], str]] = {"responses": responses_data, "group": group_data}
+DATA: dict[str, Callable[[], str]] = {
+    "responses": responses_data,
+    "group": group_data,
+    "replay": replay_data,
+}
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -297,6 +303,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     def filled(match: re.Match[str]) -> str:
         name, attributes = match.groups()
+        if name not in TABLES:
+            return match.group()  # a plot, which docs/hooks/plots.py draws
         inner = TABLES[name](**dict(_ATTRIBUTE.findall(attributes)))
         return f"<{name}{attributes}>{inner}</{name}>"
 
