@@ -134,7 +134,7 @@ def _verdict(row: Row, mask: Sequence[int]) -> str:
 
 
 def replay_data() -> str:
-    """For each row of each case, what `audit_batch` says of every mask; nothing of the right one."""
+    """What `audit_batch` says of every mask, for each row of each case; of the right one, nothing."""
     verdicts = {
         name: [
             {
