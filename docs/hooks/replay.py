@@ -134,7 +134,7 @@ def _verdict(row: Row, mask: Sequence[int]) -> str:
 
 
 def replay_data() -> str:
-    """What `audit_batch` says of every mask, for each row of each case; of the right one, nothing."""
+    """What `audit_batch` says of every mask of each row of each case; nothing of the right one."""
     verdicts = {
         name: [
             {
