@@ -16,7 +16,7 @@ class Replay extends HTMLElement {
     const source = new URL("../data/replay.json", import.meta.url);
     this.data = await (await fetch(source)).json();
     this.sections = [...this.querySelectorAll("section")];
-    this.guesses = {};
+    this.guesses = Object.create(null);
     for (const section of this.sections) this.#prepare(section);
     this.prepend(this.#controls());
     this.append(this.#question());
