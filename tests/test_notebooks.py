@@ -85,11 +85,11 @@ def test_notebook_with_a_fault_does_not_run():
 def test_notebook_leaves_outputs_out_and_opens_boxes():
     text = (
         '# T\n\n!!! claim "1.1"\n    By [`f`][mathrl.f].\n\n'
-        '??? success "Solution"\n    Do:\n\n    ```{.python title="x"}\n    if 1:\n'
-        "        print(1)\n    ```\n\n    ```{.text .output}\n    1\n    ```\n\nEnd.\n"
+        '??? success "Solution"\n    Do:\n\n    ```{.python title="x"}\n    a = [[1]]\n'
+        "    print(a[0][0])\n    ```\n\n    ```{.text .output}\n    1\n    ```\n\nEnd.\n"
     )
     cells = nbformat.reads(notebook(text), as_version=4).cells
-    assert [cell.source for cell in cells if cell.cell_type == "code"] == ["if 1:\n    print(1)"]
+    assert [cell.source for cell in cells if cell.cell_type == "code"] == ["a = [[1]]\nprint(a[0][0])"]
     prose = [cell.source for cell in cells if cell.cell_type == "markdown"]
     assert " ".join(" ".join(prose).split()) == "# T **1.1** By `f`. **Solution** Do: End."
 

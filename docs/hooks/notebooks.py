@@ -53,7 +53,7 @@ def _plain_fences(lines: Iterator[str]) -> Iterator[str]:
 
 def notebook(markdown: str) -> str:
     """Return a chapter's Markdown as the JSON text of a notebook."""
-    text = _REFERENCE.sub(r"\1", _FIGURE.sub("", markdown))
+    text = _FIGURE.sub("", markdown)
     plain = "\n".join(_plain_fences(_unboxed(text.split("\n"))))
     book = jupytext.reads(plain, fmt="md")
     book.metadata["kernelspec"] = {
@@ -63,6 +63,8 @@ def notebook(markdown: str) -> str:
     }
     for number, cell in enumerate(book.cells):
         cell["id"] = f"cell-{number}"
+        if cell.cell_type == "markdown":
+            cell.source = _REFERENCE.sub(r"\1", cell.source)
     return str(jupytext.writes(book, fmt="ipynb"))
 
 
