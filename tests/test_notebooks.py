@@ -71,7 +71,7 @@ def test_prose_of_a_notebook_is_plain_markdown(site):
         for cell in downloaded(site, page).cells:
             if cell.cell_type == "markdown":
                 assert not any(
-                    mark in cell.source for mark in ("!!!", "???", "][mathrl", "<mathrl-")
+                    mark in cell.source for mark in ("!!!", "???", "][mathrl", "<mathrl-", "{{ ")
                 )
                 assert ".output}" not in cell.source
 
@@ -89,7 +89,9 @@ def test_notebook_leaves_outputs_out_and_opens_boxes():
         "    print(a[0][0])\n    ```\n\n    ```{.text .output}\n    1\n    ```\n\nEnd.\n"
     )
     cells = nbformat.reads(notebook(text), as_version=4).cells
-    assert [cell.source for cell in cells if cell.cell_type == "code"] == ["a = [[1]]\nprint(a[0][0])"]
+    assert [cell.source for cell in cells if cell.cell_type == "code"] == [
+        "a = [[1]]\nprint(a[0][0])"
+    ]
     prose = [cell.source for cell in cells if cell.cell_type == "markdown"]
     assert " ".join(" ".join(prose).split()) == "# T **1.1** By `f`. **Solution** Do: End."
 

@@ -7,6 +7,7 @@ from typing import Any
 import jupytext
 from mkdocs.structure.files import File, Files
 
+from evidence import filled, manifest
 from fences import classes
 
 PARTS = ("bench/", "conversations/", "rewards/")
@@ -69,11 +70,13 @@ def notebook(markdown: str) -> str:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add a notebook beside every chapter."""
+    """Add a notebook beside every chapter, with its recorded numbers filled in."""
+    manifest.cache_clear()
     for file in list(files.documentation_pages()):
         if is_chapter(file.src_uri):
             uri = file.src_uri.removesuffix(".md") + ".ipynb"
-            files.append(File.generated(config, uri, content=notebook(file.content_string)))
+            text, _ = filled(file.content_string)  # the page itself reports what is missing
+            files.append(File.generated(config, uri, content=notebook(text)))
     return files
 
 
