@@ -4,7 +4,7 @@ The logits of N tokens over V words are the largest tensor of a training step, a
 several of their size. A policy-gradient loss `L = Σ_t m_t ℓ(log p_t) / d_t` does not need them: it
 is local to a token, so its gradient in the logits `z_t` is known as soon as these are,
 
-    ∂L/∂z_t = (m_t/d_t) ℓ'(log p_t) (onehot(y_t) - softmax(z_t / τ)) / τ,
+`∂L/∂z_t = (m_t/d_t) ℓ'(log p_t) (onehot(y_t) - softmax(z_t / τ)) / τ`,
 
 with `ℓ'` by autograd of the objective on the chunk's log-probabilities alone. So each chunk's
 logits are formed once, in one buffer, become their own gradient there, and are multiplied at once
@@ -22,8 +22,6 @@ import torch
 from torch import Tensor
 
 from mathrl import _checks
-
-_LINE = 64  # bytes of a cache line: the first product is slower where rows start inside one
 
 
 class HeadLoss(NamedTuple):
@@ -50,7 +48,7 @@ def loss_from_hidden(
     denominator: float | Tensor,
     temperature: float = 1.0,
     entropy: bool = False,
-    chunk_size: int = 128,
+    chunk_size: int = 96,
     **per_token: Tensor,
 ) -> HeadLoss:
     """Loss `Σ_t m_t ℓ_t / d_t` of the policy `softmax(hidden @ weight.T / temperature)`.
@@ -180,34 +178,35 @@ def _pass(hidden: Tensor, weight: Tensor, job: _Job, needed: Any) -> _Done:
     entropy = torch.zeros_like(log_probs) if job.entropy else None
     grad_hidden = weight.new_zeros(hidden.shape) if needed[0] else None
     grad_weight = torch.zeros_like(weight) if needed[1] else None
-    line = _LINE // weight.element_size()
-    height, width = min(job.chunk_size, len(job.rows)), math.ceil(vocabulary / line) * line
-    buffer = weight.new_empty(height, width)[:, :vocabulary]
+    height = min(job.chunk_size, len(job.rows))
+    buffer = weight.new_empty(vocabulary * height)
 
     for start in range(0, len(job.rows), job.chunk_size):
         rows = job.rows[start : start + job.chunk_size]
         states = hidden[rows].to(dtype) / job.temperature
-        targets = job.targets[rows].unsqueeze(-1)
-        # Autocast leaves a product alone that has its output given; all three are of that kind.
-        logits = torch.mm(states, weight.T, out=buffer[: len(rows)])
-        logits.sub_(logits.amax(-1, keepdim=True))
-        chosen = logits.gather(-1, targets)
+        targets = job.targets[rows].unsqueeze(0)
+        # Words by tokens, (V, n): all three products are faster than on (n, V). Autocast leaves
+        # them alone, because the output is given.
+        out = buffer[: vocabulary * len(rows)].view(vocabulary, len(rows))
+        logits = torch.mm(weight, states.T, out=out)
+        logits.sub_(logits.amax(0, keepdim=True))
+        chosen = logits.gather(0, targets)
         shifted = logits.clone() if job.entropy else None
-        total = logits.exp_().sum(-1, keepdim=True)  # from here on, `logits` holds exponentials
-        log_probs[rows] = (chosen - total.log()).squeeze(-1)
+        total = logits.exp_().sum(0, keepdim=True)  # from here on, `logits` holds exponentials
+        log_probs[rows] = (chosen - total.log()).squeeze(0)
         if entropy is not None and shifted is not None:
-            entropy[rows] = (total.log() - shifted.mul_(logits).sum(-1, keepdim=True) / total)[:, 0]
+            entropy[rows] = (total.log() - shifted.mul_(logits).sum(0) / total).squeeze(0)
         part, slope = _objective(job, rows, log_probs[rows], any(needed))
         loss += part
         # Equal rewards or clipping often leave a whole chunk without gradient.
         if slope is None or not slope.any():
             continue
-        slope = slope.unsqueeze(-1)
-        logits.mul_(-slope / total).scatter_add_(-1, targets, slope)  # and from here the gradient
+        slope = slope.unsqueeze(0)
+        logits.mul_(-slope / total).scatter_add_(0, targets, slope)  # and from here the gradient
         if grad_weight is not None:
-            grad_weight.addmm_(logits.T, states)
+            grad_weight.addmm_(logits, states)
         if grad_hidden is not None:
-            grad_hidden[rows] = torch.mm(logits, weight, out=states).div_(job.temperature)
+            grad_hidden[rows] = torch.mm(logits.T, weight, out=states).div_(job.temperature)
     return _Done(loss, log_probs, entropy, (grad_hidden, grad_weight))
 
 

@@ -2,12 +2,16 @@
 
 A line is one call,
 
-    {"prompt_ids": [1, 2], "output_ids": [3], "log_probs": [-0.5], "finish_reason": "stop",
-     "temperature": 1.0, "top_p": 1.0, "log_probs_kind": "raw", "trajectory": "a", "advantage": 1}
+```json
+{"prompt_ids": [1, 2], "output_ids": [3], "log_probs": [-0.5], "finish_reason": "stop",
+ "temperature": 1.0, "top_p": 1.0, "log_probs_kind": "raw", "trajectory": "a", "advantage": 1}
+```
 
 of which only the first two fields are required, or one whole conversation,
 
-    {"messages": [...], "tools": [...], "trajectory": "b", "advantage": 1}
+```json
+{"messages": [], "tools": [], "trajectory": "b", "advantage": 1}
+```
 
 from which calls are simulated. `top_log_probs`, for each output id an object from candidate ids to
 log-probabilities, may stand in place of `log_probs`. Calls of one trajectory are in the order in
