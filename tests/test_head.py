@@ -143,7 +143,7 @@ def test_other_ranks_temperatures_and_chunks(head):
 
 
 def test_default_chunks(head):
-    """More tokens than one chunk holds, and rows of the buffer that are not whole cache lines."""
+    """More tokens than one chunk holds."""
     check_against_naive(head, Case((300,)), OBJECTIVES["ppo_clip"])
     check_against_naive(head, Case((300,), torch.float32), OBJECTIVES["ppo_clip"], 2e-5)
 
@@ -391,7 +391,7 @@ class Sizes(TorchDispatchMode):
         return result
 
 
-TOKENS, MANY, CHUNK = 96, 640, 8  # 640 words fill whole cache lines
+TOKENS, MANY, CHUNK = 96, 640, 8
 
 
 def large():
@@ -788,18 +788,18 @@ def check_ppo(head):
 
 
 MUTANTS = [
-    ("logits.sub_(logits.amax(-1, keepdim=True))", "logits.sub_(logits.amax(0))", check_ppo),
-    ("(chosen - total.log()).squeeze(-1)", "(chosen + total.log()).squeeze(-1)", check_ppo),
-    ("chosen = logits.gather(-1, targets)", "chosen = logits.gather(-1, targets // 2)", check_ppo),
+    ("logits.sub_(logits.amax(0, keepdim=True))", "logits.sub_(logits.amax(1, True))", check_ppo),
+    ("(chosen - total.log()).squeeze(0)", "(chosen + total.log()).squeeze(0)", check_ppo),
+    ("chosen = logits.gather(0, targets)", "chosen = logits.gather(0, targets // 2)", check_ppo),
     ("hidden[rows].to(dtype) / job.temperature", "hidden[rows].to(dtype)", check_ppo),
     (".div_(job.temperature)", "", check_against_numpy),
     ("logits.mul_(-slope / total)", "logits.mul_(slope / total)", check_ppo),
     ("logits.mul_(-slope / total)", "logits.mul_(-slope)", check_ppo),
-    (".scatter_add_(-1, targets, slope)", "", check_ppo),
-    (".scatter_add_(-1, targets, slope)", ".scatter_(-1, targets, slope)", check_ppo),
-    ("grad_weight.addmm_(logits.T, states)", "grad_weight.addmm_(logits.T, states, beta=0)",
+    (".scatter_add_(0, targets, slope)", "", check_ppo),
+    (".scatter_add_(0, targets, slope)", ".scatter_(0, targets, slope)", check_ppo),
+    ("grad_weight.addmm_(logits, states)", "grad_weight.addmm_(logits, states, beta=0)",
      check_ppo),
-    ("job.targets[rows].unsqueeze(-1)", "job.targets[: len(rows)].unsqueeze(-1)", check_ppo),
+    ("job.targets[rows].unsqueeze(0)", "job.targets[: len(rows)].unsqueeze(0)", check_ppo),
     ("{name: v[rows] for name, v", "{name: v[: len(rows)] for name, v", check_ppo),
     ("losses / job.divisors[rows]", "losses / job.divisors[: len(rows)]",
      check_masked_tokens_hold_anything),
@@ -809,7 +809,7 @@ MUTANTS = [
     ("log_probs[rows] = (chosen", "log_probs[: len(rows)] = (chosen", check_ppo),
     ("grad_hidden[rows] = ", "grad_hidden[: len(rows)] = ", check_ppo),
     ("total.log() - shifted.mul_", "total.log() + shifted.mul_", check_metrics),
-    ("shifted.mul_(logits).sum(-1, keepdim=True) / total", "shifted.mul_(logits).sum(-1, True)",
+    ("shifted.mul_(logits).sum(0) / total", "shifted.mul_(logits).sum(0)",
      check_metrics),
     ("logits.clone() if job.entropy", "logits if job.entropy", check_metrics),
     ("ctx.mark_non_differentiable(*(out for out in done[1:3] if out is not None))", "pass",
@@ -821,7 +821,7 @@ MUTANTS = [
      check_chunked_memory),
     ("gradients, ctx.gradients = ctx.gradients, None", "gradients = ctx.gradients",
      check_second_backward),
-    ("height, width = min(job.chunk_size, len(job.rows))", "height, width = len(job.rows)",
+    ("height = min(job.chunk_size, len(job.rows))", "height = len(job.rows)",
      check_chunked_memory),
     ("slope is None or not slope.any()", "slope is None", check_products),
     ("[job.gradients and need for need in ctx.needs_input_grad[:2]]", "ctx.needs_input_grad[:2]",
