@@ -185,8 +185,8 @@ def _pass(hidden: Tensor, weight: Tensor, job: _Job, needed: Any) -> _Done:
         rows = job.rows[start : start + job.chunk_size]
         states = hidden[rows].to(dtype) / job.temperature
         targets = job.targets[rows].unsqueeze(0)
-        # Words by tokens, (V, n): on a CPU the product is faster than into (n, V). Autocast leaves
-        # the three products alone, because the output of each is given.
+        # Words by tokens, (V, n): all three products are faster than on (n, V). Autocast leaves
+        # them alone, because the output is given.
         out = buffer[: vocabulary * len(rows)].view(vocabulary, len(rows))
         logits = torch.mm(weight, states.T, out=out)
         logits.sub_(logits.amax(0, keepdim=True))
