@@ -1,5 +1,6 @@
 """One strict build of the book, served and opened in Chromium, for every test that looks at it."""
 
+import contextlib
 import functools
 import os
 import shutil
@@ -82,8 +83,8 @@ def browser():
         chromium.close()
 
 
-@pytest.fixture
-def page(browser, book_url: str):
+@contextlib.contextmanager
+def opened(browser, book_url: str):
     """An empty page whose addresses are relative to the book's; requests leaving it are kept."""
     context = browser.new_context(
         base_url=book_url,
@@ -102,3 +103,19 @@ def page(browser, book_url: str):
     yield page
     context.close()
     assert page.left_the_site == []
+
+
+@pytest.fixture
+def page(browser, book_url: str):
+    """A page of its own for one test."""
+    with opened(browser, book_url) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def tab(browser, book_url: str):
+    """A page for many tests that only look, with an empty index where nobody searches."""
+    index = {"config": {"lang": ["en"], "separator": "-", "pipeline": [], "fields": {}}, "docs": []}
+    with opened(browser, book_url) as page:
+        page.route("**/search_index.json", lambda route: route.fulfill(json=index))
+        yield page

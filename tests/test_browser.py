@@ -81,12 +81,21 @@ def wide(page) -> list[str]:
     return page.evaluate(STICKING_OUT)
 
 
-@pytest.mark.parametrize("address", PAGES)
-def test_page_is_readable(page, address):
-    """Math renders, nothing overflows on a desk or a phone, axe is content, no error is logged."""
+@pytest.fixture(scope="module")
+def watched(tab):
+    """The shared page and the errors that its pages log."""
     errors = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+    return tab, errors
+
+
+@pytest.mark.parametrize("address", PAGES)
+def test_page_is_readable(watched, address):
+    """Math renders, nothing overflows on a desk or a phone, axe is content, no request leaves."""
+    page, errors = watched
+    errors.clear()
+    page.set_viewport_size(DESK)
     go(page, address)
     assert page.locator(".katex-error").all_inner_texts() == []
     formulas = page.locator(".arithmatex").count()
@@ -103,6 +112,7 @@ def test_page_is_readable(page, address):
     page.set_viewport_size(DESK)
     assert wide(page) == []
     assert errors == []
+    assert page.left_the_site == []
 
 
 def test_every_page_is_looked_at(site):
