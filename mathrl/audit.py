@@ -7,6 +7,7 @@ trainer with the rows they should have come from.
 """
 
 import html
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,26 +96,19 @@ def audit(row: Row, *, decode: Decoder | None = None, fold: int | None = None) -
     if fold is not None and fold < 0:
         raise ValueError(f"`fold` must not be negative, got {fold}")
     lines, trained, start = [], [], 0
-    while start < len(row.mask):
-        stop = _run(row, start)
-        if fold is None or row.mask[start] or stop - start <= fold:
-            stop = start + 1
-            lines.append(_line(row, start, decode))
+    for (mask, author, call), run in itertools.groupby(
+        zip(row.mask, row.authors, row.calls, strict=True)
+    ):
+        stop = start + sum(1 for _ in run)
+        if mask or fold is None or stop - start <= fold:
+            shown = [_line(row, t, decode) for t in range(start, stop)]
         else:
             span, count = f"{start} to {stop - 1}", f"{stop - start} tokens"
-            author, call = row.authors[start], _call(row, start)
-            lines.append((span, count, author, NONE, NONE, call, "0"))
-        trained.append(bool(row.mask[start]))
+            shown = [(span, count, author, NONE, NONE, _call(call), "0")]
+        lines += shown
+        trained += [bool(mask)] * len(shown)
         start = stop
     return Audit(COLUMNS, tuple(lines), tuple(trained))
-
-
-def _run(row: Row, start: int) -> int:
-    """End of the run of untrained targets with one author and one call that begins here."""
-    stop, kind = start, (row.mask[start], row.authors[start], row.calls[start])
-    while stop < len(row.mask) and kind == (row.mask[stop], row.authors[stop], row.calls[stop]):
-        stop += 1
-    return stop
 
 
 def _line(row: Row, t: int, decode: Decoder | None) -> tuple[str, ...]:
@@ -128,13 +122,13 @@ def _line(row: Row, t: int, decode: Decoder | None) -> tuple[str, ...]:
         row.authors[t],
         shown(row.old_log_probs[t]),
         shown(row.advantages[t]),
-        _call(row, t),
+        _call(row.calls[t]),
         f"{row.weights[t]:.6g}",
     )
 
 
-def _call(row: Row, t: int) -> str:
-    return NONE if row.calls[t] is None else str(row.calls[t])
+def _call(call: int | None) -> str:
+    return NONE if call is None else str(call)
 
 
 def audit_batch(
