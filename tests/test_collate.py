@@ -8,10 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mathrl import collate
-from mathrl.collate import pad, total
+from mathrl.collate import pack, pad, total, unpad
 from mathrl.trajectory import Call, Sampling, build
+from tests.call_graphs import Graph
 from tests.mutants import assert_caught
 from tests.oracles import fails, refuses
 
@@ -407,9 +410,9 @@ def check_settings(module):
         module_call(row(), trainer)
         module_call(row(0.6, 0.9, "processed"), None)
         module_call(row(0.6, 1.0, "raw"), Sampling(log_probs="raw"))
-        for settings, name in [((0.6, 1.0, "raw"), "temperature=0.6"), ((1.0, 0.9, None), "top_p"),
+        for known, name in [((0.6, 1.0, "raw"), "temperature=0.6"), ((1.0, 0.9, None), "top_p"),
                                ((1.0, 1.0, "processed"), "log_probs='processed'")]:  # fmt: skip
-            refuses(ValueError, f"call 0 was sampled with {name}", module_call, row(*settings),
+            refuses(ValueError, f"call 0 was sampled with {name}", module_call, row(*known),
                     trainer)  # fmt: skip
 
 
@@ -458,15 +461,37 @@ def test_every_mutant_is_caught(old, new, check):
     assert_caught("mathrl.collate", old, new, lambda mutant: strictly(check, mutant))
 
 
-def test_doubled_padding_changes_nothing():
-    """Any width and number of rows: the same values at the same targets."""
-    rows = flat(trajectories(1))
-    values = [torch.tensor([float(i) for i in range(len(row.mask))]) for row in rows]
-    expected = sum(t * m for row in rows for t, m in enumerate(row.mask))
-    for side, width, count in itertools.product(("left", "right"), (None, 50), (None, 30)):
-        batch = pad(rows, pad_id=0, side=side, width=width, count=count)
-        grid = torch.full(batch.mask.shape, 1e3)
+@settings(max_examples=300, deadline=None, database=None)
+@given(st.binary(min_size=8, max_size=64), st.randoms(use_true_random=False))
+def test_layout_changes_nothing(program, chance):
+    """Micro-batches, padding, packing and what stands under the mask, over random call graphs.
+
+    Every target has a value of its own, a small integer, so that sums are exact.
+    """
+    rows = [row for half in (program[::2], program[1::2]) for row in build(Graph(half).calls).rows]
+    if not rows:
+        return
+    values = [[chance.randint(-9, 9) for _ in row.mask] for row in rows]
+    pairs = zip(values, (row.mask for row in rows), strict=True)
+    expected = sum(v for own, mask in pairs for v, m in zip(own, mask, strict=True) if m)
+    order = list(range(len(rows)))
+    chance.shuffle(order)
+    cut = chance.randint(0, len(rows))
+    side = chance.choice(("left", "right"))
+    found = 0.0
+    for part in filter(None, (order[:cut], order[cut:])):
+        mine = [rows[i] for i in part]
+        longest = max(len(row.tokens) for row in mine)
+        batch = pad(mine, pad_id=2, side=side, width=longest + chance.randint(0, 3),
+                    count=len(mine) + chance.randint(0, 2))  # fmt: skip
+        grid = torch.full(batch.mask.shape, chance.choice((0.0, 1e9, math.nan)))
         real = (batch.attention_mask[:, 1:] * batch.attention_mask[:, :-1]).bool()
-        for b, v in enumerate(values):
-            grid[b, real[b]] = v
-        assert total(grid, batch).item() == expected
+        for b, i in enumerate(part):
+            grid[b, real[b]] = torch.tensor(values[i], dtype=torch.float32)
+        hidden = torch.where(batch.mask, grid, chance.choice((0.0, -7.0, math.inf)))
+        assert total(grid, batch).item() == total(hidden, batch).item()
+        found += total(grid, batch).item()
+        assert [v.tolist() for v in unpad(grid, batch)][: len(part)] == [values[i] for i in part]
+    assert found == expected
+    joined = torch.tensor([float(v) for own in values for v in own])
+    assert total(joined, pack(rows)).item() == expected

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mathrl import _prefixes, splits, trajectory
 from mathrl.trajectory import Call, Row, Sampling, build
+from tests.call_graphs import Graph
 from tests.letters import calls_of, ids, letters
 from tests.mutants import assert_caught
 from tests.oracles import fails, refuses
@@ -337,47 +338,6 @@ def test_cut_never_divides_a_run_of_placeholders():
 # The law, over random call graphs
 
 
-class Graph:
-    """Calls made from a string of bytes: extend, branch, edit, truncate, sample nothing."""
-
-    def __init__(self, program, module=trajectory):
-        self.bytes, self.at, self.module = program, 0, module
-        self.calls = []
-        while self.at < len(program) or not self.calls:
-            self.calls.append(self.call())
-
-    def draw(self, below):
-        value = self.bytes[self.at] if self.at < len(self.bytes) else 0
-        self.at += 1
-        return value % below
-
-    def some(self, most):
-        return [self.draw(3) for _ in range(self.draw(most + 1))]
-
-    def call(self):
-        prompt = self.prompt() or [0]
-        output = self.some(3)
-        missing = self.draw(4) == 0
-        log_probs = None if missing else [-(len(self.calls) + i / 8) for i in range(len(output))]
-        return self.module.Call(prompt_ids=prompt, output_ids=output, log_probs=log_probs)
-
-    def prompt(self):
-        if not self.calls:
-            return self.some(3)
-        earlier = self.calls[self.draw(len(self.calls))]
-        history = [*earlier.prompt_ids, *earlier.output_ids]
-        kind, at = self.draw(8), self.draw(len(history))
-        if kind == 0:
-            return [*earlier.prompt_ids]
-        if kind == 1:
-            return history[: at + 1]
-        if kind == 2:
-            return history[at:]
-        if kind == 3:
-            return [*history[:at], *self.some(2), *history[at + 1 :], *self.some(2)]
-        return [*history, *self.some(2)]
-
-
 def trained_targets(rows):
     """Every trained target with the whole history that predicts it and all its values."""
     found = []
@@ -465,26 +425,29 @@ def test_conservation_with_exclusions_and_a_cap():
         assert {"why"} >= {i.reason for i in built.untrained if i.call in excluded}
 
 
-def test_building_twice_changes_nothing():
-    for seed in range(200):
-        calls = random_calls(seed)
-        first, second = build(calls, advantages=1.0), build(calls, advantages=1.0)
-        assert first == second
+@settings(max_examples=300, deadline=None, database=None)
+@given(st.binary(max_size=48))
+def test_building_twice_changes_nothing(program):
+    calls = Graph(program).calls
+    assert build(calls, advantages=1.0) == build(calls, advantages=1.0)
+    assert build(Graph(program).calls, advantages=1.0) == build(calls, advantages=1.0)
 
 
-def test_order_of_independent_branches_changes_nothing():
+@settings(max_examples=500, deadline=None, database=None)
+@given(st.binary(max_size=48), st.randoms(use_true_random=False))
+def test_order_of_independent_branches_changes_nothing(program, chance):
     """Any order in which a call comes after the one it extends trains the same targets."""
-    for seed in range(300):
-        calls = random_calls(seed)
-        order = sorted(range(len(calls)), key=lambda i: random.Random(f"{seed} {i}").random())
-        order.sort(key=lambda i: len(calls[i].token_ids))  # an extension is longer, or as long
-        advantages = [float(i) for i in range(len(calls))]
-        plain = trained_targets(build(calls, advantages=advantages).rows)
-        moved = trained_targets(
-            build([calls[i] for i in order], advantages=[advantages[i] for i in order]).rows
-        )
-        moved = [(history, token, order[call], *rest) for history, token, call, *rest in moved]
-        assert sorted(plain, key=repr) == sorted(moved, key=repr)
+    calls = Graph(program).calls
+    order = list(range(len(calls)))
+    chance.shuffle(order)
+    order.sort(key=lambda i: len(calls[i].token_ids))  # an extension is longer, or as long
+    advantages = [float(i) for i in range(len(calls))]
+    plain = trained_targets(build(calls, advantages=advantages).rows)
+    moved = trained_targets(
+        build([calls[i] for i in order], advantages=[advantages[i] for i in order]).rows
+    )
+    moved = [(history, token, order[call], *rest) for history, token, call, *rest in moved]
+    assert sorted(plain, key=repr) == sorted(moved, key=repr)
 
 
 def test_two_conversations_do_not_touch():
