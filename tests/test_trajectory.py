@@ -1,5 +1,6 @@
 """Calls to rows: the merge, the shift, the law of conservation, and every reason for a split."""
 
+import math
 import random
 import re
 import subprocess
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mathrl import _prefixes, splits, trajectory
+from mathrl import _prefixes, evidence, splits, trajectory
 from mathrl.trajectory import Call, Row, Sampling, build
 from tests.call_graphs import Graph
 from tests.letters import calls_of, ids, letters
@@ -626,6 +627,23 @@ def test_rows_are_built_without_torch_or_numpy():
         "assert not {'torch', 'numpy'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def check_linear(seconds, tokens):
+    """From 100,000 to 1,000,000 tokens the time grows by the tokens, not by their square."""
+    assert math.log(seconds[2] / seconds[1]) / math.log(tokens[2] / tokens[1]) < 1.2
+
+
+def test_recorded_times_are_linear():
+    recorded = evidence.read_manifest(evidence.ROOT / "docs/evidence/trajectory-benchmark.json")
+    assert evidence.changed_sources(recorded) == []
+    parts = recorded["metrics"]["parts"]
+    assert {*parts} == {"call", "build", "audit", "audit_batch"}
+    for workloads in parts.values():
+        for found in workloads.values():
+            assert [round(math.log10(n)) for n in found["tokens"]] == [4, 5, 6]
+            check_linear(found["seconds"], found["tokens"])
+    fails(check_linear, [0.01, 1.0, 100.0], [10_000, 100_000, 1_000_000])
 
 
 def check_drafted(module):
