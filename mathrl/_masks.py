@@ -102,6 +102,8 @@ def masks(
     wrong = [line for each in trajectories for line in _audit(each, shown, {*allow}, fold)]
     for line, count in Counter(wrong).items():
         click.echo(f"wrong: {line}" + (f", {count} times" if count > 1 else ""))
+    if not wrong:
+        click.echo("nothing wrong")
     ctx.exit(1 if wrong else 0)
 
 
@@ -143,19 +145,25 @@ def _audit(
     for number, row in enumerate(built.rows):
         table = audit(row, decode=decode, fold=fold).text()
         click.echo(f"\n  row {number}, {len(row.tokens)} tokens\n{textwrap.indent(table, '  ')}")
-        wrong += _faults(row)
     click.echo()
-    return wrong
+    return wrong + _faults(built.rows)
 
 
-def _faults(row: "Row") -> list[str]:
-    """What is wrong with the log-probabilities of a row, as far as the row alone shows it."""
+def _faults(rows: "Sequence[Row]") -> list[str]:
+    """What is wrong with the log-probabilities, as far as the rows alone show it."""
     from mathrl.audit import audit_batch
 
-    trained = [p for p, m in zip(row.old_log_probs, row.mask, strict=True) if m]
-    if None in trained:
-        missing = trained.count(None)
-        return [] if missing == len(trained) else ["log-probabilities missing in a part of a row"]
-    ones, known = [[1] * len(row.tokens)], [[p or 0.0 for p in row.old_log_probs]]
-    found = audit_batch([row.tokens], ones, [row.mask], old_log_probs=known)
+    known = [
+        [p is not None for p, m in zip(row.old_log_probs, row.mask, strict=True) if m]
+        for row in rows
+    ]
+    present, total = sum(map(sum, known)), sum(map(len, known))
+    if present == 0:  # not recorded at all, which is no fault of these calls
+        return []
+    if present < total:
+        return [f"{total - present} of {total} trained targets have no log-probability"]
+    found = []
+    for row in rows:
+        old = [p or 0.0 for p in row.old_log_probs]  # None where nothing is trained
+        found += audit_batch([row.tokens], [[1] * len(row.tokens)], [row.mask], old_log_probs=[old])
     return [fault.kind for fault in found]

@@ -162,7 +162,7 @@ def _named(message: str) -> tuple[str | None, str]:
 def _object(text: str | bytes) -> dict[str, Any]:
     try:
         record = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _FieldError(None, f"is no JSON: {error}") from None
     if not isinstance(record, dict):
         raise _FieldError(None, f"must be an object, got {type(record).__name__}")
