@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch comes: the workers share the cores
+
 ROOT = Path(__file__).parents[1]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 

@@ -33,10 +33,22 @@ def inside(head: str, body: str) -> str:
 RIGHT = snippet("print(6 * 7)", "42")
 WRONG = snippet("print(6 * 7)", "41")
 
+WITHIN_ONE = snippet("print(f'{2 / 3:.4f}')", "0.6666")  # one unit of the last digit
+
+
+def note_between(printed: str, noted: str) -> str:
+    """A snippet, one in a note, and one that is right to within the last digit."""
+    first, second = snippet("print(6)\nprint(7)", printed), inside("??? note", noted)
+    return f"{first}\n{second}\n{WITHIN_ONE}"
+
+
+STALE, REWRITTEN = note_between("41", WRONG), note_between("6\n7", RIGHT)
+
 PASS = {
     "right": RIGHT,
+    "rewritten": REWRITTEN,
     "silent": snippet("answer = 6 * 7"),
-    "last-digit": snippet("print(f'{2 / 3:.4f}')", "0.6666"),
+    "last-digit": WITHIN_ONE,
     "clean-process": snippet("import mathrl\nmathrl.spoilt = 1\nprint('spoilt')", "spoilt")
     + "\nThe next one starts afresh.\n\n"
     + snippet("import mathrl\nprint(hasattr(mathrl, 'spoilt'))", "False"),
@@ -155,18 +167,12 @@ def test_failure_shows_the_lines_of_the_page(reports):
 
 
 def test_update_output_rewrites_the_page(tmp_path):
-    body = snippet("print(6)\nprint(7)", "41") + "\n" + inside("??? note", WRONG)
-    untouched = snippet("print(f'{2 / 3:.4f}')", "0.6666")  # within one unit: left as it is
     broken = snippet("print(1)\nlen(42)", "1")
-    pages = {"stale.md": body + "\n" + untouched, "broken.md": broken}
+    pages = {"stale.md": STALE, "broken.md": broken}
     reports = run_pages(tmp_path, pages, "--update-output")
-    expected = (
-        snippet("print(6)\nprint(7)", "6\n7") + "\n" + inside("??? note", RIGHT) + "\n" + untouched
-    )
-    assert (tmp_path / "stale.md").read_text() == f"# stale.md\n\n{expected}"
+    assert (tmp_path / "stale.md").read_text() == f"# stale.md\n\n{REWRITTEN}"
     assert "TypeError" in reports["broken.md"]
     assert (tmp_path / "broken.md").read_text() == f"# broken.md\n\n{broken}"
-    assert run_pages(tmp_path, {"stale.md": expected}) == {"stale.md": ""}
 
 
 def test_endless_snippet_is_stopped():
