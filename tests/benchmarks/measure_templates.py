@@ -128,6 +128,7 @@ def measure(name: str, conversations: Sequence[Sequence[dict[str, Any]]]) -> dic
         **sums,
         "times": sums["row_tokens"] / sums["last_call_tokens"],
         "reasons": {reason: reasons[reason] for reason in splits.REASONS},
+        "reason": ", ".join(sorted(reasons)) or "–",
         "example": example,
         "each": each,
     }
