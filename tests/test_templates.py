@@ -239,7 +239,8 @@ def check_recorded(recorded):
         for key, values in row["each"].items():
             assert sum(values) == row[key]
     assert found["qwen3_6_empty"]["reasons"]["retokenised"] == later
-    for name in ("qwen3_reasoning", "qwen3_silent", "qwen3_5_silent", "qwen3_unmarked"):
+    for name in ("qwen3_reasoning", "qwen3_silent", "qwen3_5_reasoning", "qwen3_5_silent",
+                 "qwen3_unmarked"):  # fmt: skip
         assert found[name]["reasons"]["reasoning stripped"] == breaks[name]
     assert 4 < found["qwen3_reasoning"]["times"] < 5 < 9 < found["qwen3_silent"]["times"]
 
