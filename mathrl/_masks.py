@@ -15,7 +15,15 @@ from mathrl import splits
 
 if TYPE_CHECKING:
     from mathrl.records import Simulator, Trajectory
-    from mathrl.trajectory import Row
+    from mathrl.trajectory import Call, Row
+
+
+def _no_empty(
+    ctx: click.Context, option: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    if "" in value:
+        raise click.BadParameter("the text of a stop token must not be empty")
+    return value
 
 
 def _import_tokenizer(ctx: click.Context, option: click.Parameter, value: str | None) -> Any:
@@ -27,24 +35,30 @@ def _import_tokenizer(ctx: click.Context, option: click.Parameter, value: str | 
         tokenizer = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise click.BadParameter(f"expected MODULE:NAME of an object; {error}") from None
+    except (Exception, SystemExit) as error:  # whatever the module does when it is imported
+        raise click.BadParameter(f"{module} cannot be imported: {error!r}") from None
+    if isinstance(tokenizer, type):
+        raise click.BadParameter(f"{value} is a class; name an object of it")
     if not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
         raise click.BadParameter(f"{value} has no `encode` and `decode`")
     return tokenizer
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument(
+    "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+)
 @click.option(
     "--tokenizer", callback=_import_tokenizer, metavar="MODULE:NAME",
     help="An object with `encode` and `decode`, imported from the working folder or from what is "
     "installed. Shows tokens as text.",
 )  # fmt: skip
 @click.option(
-    "--template", type=click.File(encoding="utf-8"), metavar="FILE",
+    "--template", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
     help="A chat template in Jinja, for a file of messages.",
 )  # fmt: skip
 @click.option(
-    "--stop", multiple=True, metavar="TEXT",
+    "--stop", multiple=True, callback=_no_empty, metavar="TEXT",
     help="Text of a stop token, for a file of messages; may be given several times.",
 )  # fmt: skip
 @click.option(
@@ -60,17 +74,17 @@ def masks(
     ctx: click.Context,
     file: Path,
     tokenizer: Any,
-    template: Any,
+    template: Path | None,
     stop: tuple[str, ...],
     allow: tuple[str, ...],
     fold: int,
 ) -> None:
     """Show who wrote each token and what is trained.
 
-    A line of FILE is a JSON object: a call with `prompt_ids` and `output_ids`, optionally
-    `log_probs`, `finish_reason`, `advantage`, `trajectory` and settings of sampling; or a
-    conversation with `messages`, which also needs --tokenizer, --template and --stop. Calls of one
-    trajectory are in the order in which they were made.
+    A line of FILE ("-" is standard input) is a JSON object: a call with `prompt_ids` and
+    `output_ids`, optionally `log_probs`, `finish_reason`, `advantage`, `trajectory` and settings of
+    sampling; or a conversation with `messages`, which also needs --tokenizer, --template and
+    --stop. Calls of one trajectory are in the order in which they were made.
 
     Prints the table of each training row and every split with its reason. The status is 1 if a
     prompt does not extend what came before it (unless allowed), log-probabilities are missing for
@@ -85,19 +99,28 @@ def masks(
 
     def decode(ids: Sequence[int]) -> str:
         try:
-            return str(tokenizer.decode(list(ids)))
+            text = tokenizer.decode(list(ids))
         except Exception as error:
             raise click.ClickException(f"--tokenizer cannot decode {[*ids]}: {error!r}") from None
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise click.ClickException(f"--tokenizer decodes {[*ids]} to {kind}, not to text")
+        return text
 
+    piped = str(file) == "-"
     simulate = _simulator(tokenizer, template, stop)
     try:
-        trajectories = records.read(file, simulate=simulate)
+        if piped:
+            lines = sys.stdin.buffer.read().splitlines()
+            trajectories = records.parse(lines, source="standard input", simulate=simulate)
+        else:
+            trajectories = records.read(file, simulate=simulate)
     except records.RecordError as error:
         hint = "; give --tokenizer, --template and --stop"
         needed = error.field == "messages" and simulate is None
         raise click.ClickException(f"{error}{hint if needed else ''}") from None
     if not trajectories:
-        raise click.ClickException(f"{file}: holds no call")
+        raise click.ClickException(f"{'standard input' if piped else file}: holds no call")
     shown = decode if tokenizer is not None else None
     wrong = [line for each in trajectories for line in _audit(each, shown, {*allow}, fold)]
     for line, count in Counter(wrong).items():
@@ -107,7 +130,7 @@ def masks(
     ctx.exit(1 if wrong else 0)
 
 
-def _simulator(tokenizer: Any, template: Any, stop: Sequence[str]) -> "Simulator | None":
+def _simulator(tokenizer: Any, template: Path | None, stop: Sequence[str]) -> "Simulator | None":
     from mathrl import messages
 
     if template is None and not stop:
@@ -115,12 +138,24 @@ def _simulator(tokenizer: Any, template: Any, stop: Sequence[str]) -> "Simulator
     if tokenizer is None or template is None or not stop:
         raise click.UsageError("messages need all of --tokenizer, --template and --stop")
     try:
-        chat = messages.ChatTemplate(template.read())
+        chat = messages.ChatTemplate(template.read_text("utf-8"))
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--template") from None
-    return lambda talk, tools: messages.calls_from_messages(
-        talk, template=chat, tokenizer=tokenizer, stop=stop, tools=tools
-    )
+
+    def simulate(talk: Sequence[Any], tools: Sequence[Any] | None) -> "Sequence[Call]":
+        try:
+            return messages.calls_from_messages(
+                talk, template=chat, tokenizer=tokenizer, stop=stop, tools=tools
+            )
+        except ValueError as error:
+            if str(error).startswith("`tokenizer`"):  # no field of the file
+                raise click.BadParameter(str(error), param_hint="--tokenizer") from None
+            raise
+        except Exception as error:  # whatever a template or a tokenizer does
+            problem = f"`messages` cannot be rendered and encoded: {error!r}"
+            raise ValueError(problem) from None
+
+    return simulate
 
 
 def _audit(

@@ -33,6 +33,11 @@ CALL_FIELDS = {"prompt_ids", "output_ids", "log_probs", "top_log_probs", "finish
                "temperature", "top_p", "log_probs_kind", "trajectory", "advantage"}  # fmt: skip
 MESSAGE_FIELDS = {"messages", "tools", "trajectory", "advantage"}
 
+LONGEST = 300
+"""Characters of a problem, or of the name of a field, that an error repeats."""
+DIGITS = 18
+"""An integer with more digits is no token id, and may be no float either."""
+
 
 class RecordError(ValueError):
     """A line that is no call and no conversation.
@@ -43,8 +48,8 @@ class RecordError(ValueError):
     def __init__(self, source: str, line: int, field: str | None, problem: str) -> None:
         """Say where and what."""
         self.line, self.field = line, field
-        where = f"{source}, line {line}" + (f", field {field!r}" if field else "")
-        super().__init__(f"{where}: {problem}")
+        where = f"{source}, line {line}" + (f", field {_short(field)!r}" if field else "")
+        super().__init__(f"{where}: {_short(problem)}")
 
 
 class Trajectory(NamedTuple):
@@ -61,7 +66,7 @@ def read(path: str | Path, *, simulate: Simulator | None = None) -> list[Traject
     """Read a file of JSON lines.
 
     Args:
-        path: UTF-8; empty lines are passed over.
+        path: UTF-8, with or without a byte order mark; empty lines are passed over.
         simulate: makes calls of messages and tools, for example `calls_from_messages` with its
             template and tokenizer; needed where a line holds messages.
 
@@ -103,8 +108,10 @@ def parse(
             found.setdefault(name, []).extend(entries)
         except _FieldError as error:
             raise RecordError(source, number, error.field, error.problem) from None
-        except (TypeError, ValueError) as error:
-            raise RecordError(source, number, *_named(str(error))) from error
+        except (TypeError, ValueError, RecursionError) as error:
+            field, problem = _named(str(error))
+            whole = "messages" if "messages" in record else None
+            raise RecordError(source, number, field or whole, problem) from error
     return [_trajectory(source, name, entries) for name, entries in found.items()]
 
 
@@ -159,9 +166,31 @@ def _named(message: str) -> tuple[str | None, str]:
     return match.groups() if match else (None, message)  # type: ignore[return-value]
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
+def _integer(text: str) -> int | float:
+    """What no token id and no float can hold becomes infinite or a float, and is refused there."""
+    return int(text) if len(text) <= DIGITS else float(text)
+
+
+def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. JSON may name a field twice, and most readers keep the last value in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise _FieldError(twice, "is given twice")
+    return found
+
+
 def _object(text: str | bytes) -> dict[str, Any]:
     try:
-        record = json.loads(text)
+        line = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        record = json.loads(line, parse_int=_integer, object_pairs_hook=_distinct)
+    except UnicodeDecodeError as error:
+        raise _FieldError(None, f"is not UTF-8: {error}") from None
     except (ValueError, RecursionError) as error:
         raise _FieldError(None, f"is no JSON: {error}") from None
     if not isinstance(record, dict):
@@ -178,6 +207,9 @@ def _simulated(record: Mapping[str, Any], simulate: Simulator | None) -> Sequenc
     for field, value in (("messages", messages), ("tools", tools)):
         if not isinstance(value, list) and not (field == "tools" and value is None):
             raise _FieldError(field, f"must be a list, got {type(value).__name__}")
+    for at, tool in enumerate(tools or []):
+        if not isinstance(tool, dict):
+            raise _FieldError(f"tools[{at}]", f"must be an object, got {type(tool).__name__}")
     if simulate is None:
         raise _FieldError("messages", "need a chat template and a tokenizer to become calls")
     return simulate(messages, tools)
@@ -213,10 +245,15 @@ def _sampling(record: Mapping[str, Any]) -> Sampling:
         field: None if record.get(field) is None else _values.number(field, record[field])
         for field in ("temperature", "top_p")
     }
+    temperature, top_p = settings["temperature"], settings["top_p"]
+    if temperature is not None and temperature < 0:
+        raise _FieldError("temperature", f"must not be negative, got {temperature}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise _FieldError("top_p", f"must be above 0 and at most 1, got {top_p}")
     kind = record.get("log_probs_kind")
     if kind not in (None, "raw", "processed"):
         raise _FieldError("log_probs_kind", f'must be "raw" or "processed", got {kind!r}')
-    return Sampling(settings["temperature"], settings["top_p"], kind)
+    return Sampling(temperature, top_p, kind)
 
 
 def _trajectory(source: str, name: str, entries: Sequence[tuple[Call, Any, int]]) -> Trajectory:

@@ -7,7 +7,7 @@ read off the ids at the first difference, and off their text where a decoder is 
 | reason | what the ids show |
 |---|---|
 | `retokenised` | the text of the stretch is unchanged and its ids are not; needs a decoder |
-| `reasoning stripped` | ids inside a sampled output, or of the scaffold just before it, are gone, and its end is still there |
+| `reasoning stripped` | ids inside a sampled output, or of the scaffold just before it, or of both, are gone, and its end is still there |
 | `separator dropped` | the last id of an output is gone, or a white-space stretch at either side of its end |
 | `truncated` | the history stops inside a stretch, or a part of it is gone and what follows is unchanged |
 | `branch` | the prompt is a point that an earlier call started from, or extends an earlier call that another call extends too |
@@ -133,6 +133,8 @@ def _in_context(
         if after_output and (len(gone) == 1 or _is_space(gone, decode)):
             return SEPARATOR
         return REASONING if kept == len(output) else TRUNCATED
+    if 1 < kept < len(output):  # a block that the prompt opened and the output closed is gone
+        return REASONING
     last = _stretch(writers, len(before) - 1)[0]
     if output and _overlap(before[shared:], new) >= len(before) - last:
         return TRUNCATED

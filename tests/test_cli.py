@@ -672,10 +672,65 @@ def test_masks_judge_log_probabilities(calls, log_probs, wrong):
         ("[" * 100_000, "line 2: is no JSON"),
         ("[]", "line 2: must be an object"),
         ('{"messages": []}', "line 2, field 'messages': need .*give --tokenizer, --template and"),
+        ('{"prompt_ids": [0], "output_ids": [NaN]}', "line 2, field 'output_ids': must hold int"),
+        ('{"prompt_ids": [0], "prompt_ids": [9]}', "line 2, field 'prompt_ids': is given twice"),
+        (f'{{"prompt_ids": [{9**500}], "output_ids": [1]}}', "line 2, field 'prompt_ids': must"),
+        (f'{{"prompt_ids": [{"9" * 5000}], "output_ids": [1]}}', "line 2, field 'prompt_ids': "),
+        (f'{{"prompt_ids": [0], "output_ids": [1], "log_probs": [-{9**500}]}}',
+         r"line 2, field 'log_probs\[0\]': must be finite, got -inf"),
+        (f'{{"prompt_ids": [0], "output_ids": [1], "finish_reason": {[0] * 10**5}}}',
+         r"line 2, field 'finish_reason': must be text, got \[0, .{,300} \.\.\."),
+        (f'{{"{"k" * 10**5}": 1}}', r"line 2, field 'k{300} \.\.\.': is unknown"),
+        (f'{{"prompt_ids": {"[" * 990}{"]" * 990}, "output_ids": [1]}}', "line 2"),
     ],
-)
+)  # fmt: skip
 def test_malformed_lines_are_named(calls, line, words):
     refused(f"calls.jsonl, {words}", "masks", calls(CALLS[0], line))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'{"trajectory": "caf\xe9"}', "line 2: is not UTF-8"),
+        (json.dumps(CALLS[1]).encode("utf-16"), "line 2: is not UTF-8"),
+        (bytes(range(128, 256)), "line 2: is not UTF-8"),
+        (b"\0", "line 2: is no JSON"),
+    ],
+)
+def test_bytes_that_are_no_text_are_named(calls, data, words):
+    path = calls(CALLS[0])
+    path.write_bytes(path.read_bytes() + data + b"\n")
+    refused(f"calls.jsonl, {words}", "masks", path)
+
+
+def test_masks_from_other_systems(calls):
+    """A byte order mark and carriage returns change nothing."""
+    path = calls(*CALLS)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert run("masks", path)[0] == TABLE
+
+
+def test_masks_of_a_long_line(calls):
+    """Half a million tokens on one line, read, built and folded."""
+    line = {"prompt_ids": [7] * 500_000, "output_ids": [1], "log_probs": [-0.5]}
+    output, _ = run("masks", calls(line))
+    assert "rows 1, splits 0, tokens sampled 1, trained 1" in output
+    assert len(output) < 1000
+
+
+def test_masks_of_standard_input():
+    def piped(text):
+        result = CliRunner().invoke(command_line.main, ["masks", "-"], input=text)
+        return result.exit_code, result.output
+
+    text = "\n".join(map(json.dumps, CALLS))
+    assert piped(text) == (0, TABLE)
+    assert piped("") == (1, "Error: standard input: holds no call\n")
+    missing = "Error: standard input, line 3, field 'prompt_ids': is missing\n"
+    assert piped(text + "\n{}\n") == (1, missing)
+    command = [sys.executable, "-m", "mathrl", "masks", "-"]
+    result = subprocess.run(command, input=text, capture_output=True, text=True, cwd=ROOT)
+    assert (result.returncode, result.stdout) == (0, TABLE)
 
 
 def test_masks_of_an_empty_file(calls):
@@ -701,6 +756,67 @@ def test_decoded_calls(calls, chat):
             calls({"prompt_ids": [65], "output_ids": [2**40]}), *chat[:2])  # fmt: skip
 
 
+MESSAGES = [
+    (None, "field 'messages': must be a list, got NoneType"),
+    ([], "field 'messages': hold no answer"),
+    ([None], r"field 'messages\[0\]': must be an object"),
+    ([{"content": "x"}], r"field 'messages\[0\].role': must be text, got None"),
+    ([{"role": "user", "content": 3}], r"field 'messages\[0\].content': must be text"),
+    ([TALK[0], {"role": "assistant",
+                "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+     r"field 'messages\[1\].tool_calls\[0\].function.arguments': is no JSON"),
+    ([TALK[0], {"role": "assistant",
+                "tool_calls": [{"function": {"name": "f", "arguments": "[" * 10**5}}]}],
+     "field 'messages': cannot be rendered and encoded: RecursionError"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("messages", "words"), MESSAGES)
+def test_malformed_messages_are_named(calls, chat, messages, words):
+    path = calls({"messages": TALK}, {"messages": messages})
+    refused(f"calls.jsonl, line 2, {words}", "masks", path, *chat)
+
+
+def test_other_fields_of_a_conversation_are_named(calls, chat):
+    for field, value, words in (
+        ("tools", "x", "field 'tools': must be a list"),
+        ("tools", [3], r"field 'tools\[0\]': must be an object, got int"),
+        ("temperature", 1, "field 'temperature': is unknown"),
+        ("advantage", [1], "field 'advantage': has 1 entries for 2 output ids"),
+        ("trajectory", 3, "field 'trajectory': must be text"),
+    ):
+        refused(f"line 1, {words}", "masks", calls({"messages": TALK, field: value}), *chat)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ messages[0].nothing.deep }}", "field 'messages': the template refuses"),
+        ("{% for i in range(10**9) %}x{% endfor %}", "cannot be rendered and encoded: Overflow"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "encoded: RecursionError"),
+        ("nothing", r"field 'messages\[1\]': is rendered without any of `stop`"),
+    ],
+)
+def test_a_template_that_fails_is_named_with_its_line(calls, chat, tmp_path, source, words):
+    (tmp_path / "chat.jinja").write_text(source)
+    refused(f"calls.jsonl, line 1, .*{words}", "masks", calls({"messages": TALK}), *chat)
+
+
+def test_a_tokenizer_that_fails_is_named(calls, chat, tmp_path):
+    for body, words in (
+        ("1 / 0", "encoded: ZeroDivisionError"),
+        ("return [-1 for _ in text]", "must not be negative"),
+    ):
+        text = TOKENIZER.replace("return [ord(letter) for letter in text]", body)
+        (tmp_path / "letters_of_a_test.py").write_text(text)
+        sys.modules.pop("letters_of_a_test", None)
+        refused(f"line 1, .*{words}", "masks", calls({"messages": TALK}), *chat)
+    text = TOKENIZER.replace('return "".join(map(chr, ids))', "return 3")
+    (tmp_path / "letters_of_a_test.py").write_text(text)
+    sys.modules.pop("letters_of_a_test")
+    refused("--tokenizer decodes .* to int, not to text", "masks", calls(*CALLS), *chat[:2])
+
+
 def test_misuse_of_masks_names_the_option(calls, chat, tmp_path):
     path = calls(*CALLS)
     misused("Missing argument 'FILE'", "masks")
@@ -709,14 +825,23 @@ def test_misuse_of_masks_names_the_option(calls, chat, tmp_path):
     misused("'--allow': 'boredom' is not one of 'retokenised'", "masks", path, "--allow", "boredom")
     misused("need all of --tokenizer, --template and --stop", "masks", path, "--stop", ".")
     misused("need all of --tokenizer, --template and --stop", "masks", path, *chat[:4])
-    misused("'--template': 'nothing': No such file", "masks", path, "--template", "nothing")
+    misused("'--template': File 'nothing' does not exist", "masks", path, "--template", "nothing")
     (tmp_path / "chat.jinja").write_text("{% for %}")
     misused("--template: `source` is no template", "masks", path, *chat)
+    (tmp_path / "chat.jinja").write_bytes(b"\xe9")
+    misused("--template: 'utf-8' codec can't decode", "masks", path, *chat)
+    misused("the text of a stop token must not be empty", "masks", path, "--stop", "")
+    misused("is a directory", "masks", tmp_path)
+    for name, text in (("syntax", "def ("), ("division", "1 / 0"), ("end", "raise SystemExit(0)")):
+        (tmp_path / f"{name}_of_a_test.py").write_text(text)
+        misused(f"{name}_of_a_test cannot be imported", "masks", path, "--tokenizer",
+                f"{name}_of_a_test:tokenizer")  # fmt: skip
     for value, words in (
         ("letters_of_a_test", "expected MODULE:NAME"),
         ("letters_of_a_test:nothing", "has no attribute 'nothing'"),
         ("nothing_at_all:tokenizer", "No module named 'nothing_at_all'"),
         ("letters_of_a_test:number", "has no `encode` and `decode`"),
+        ("letters_of_a_test:Letters", "is a class; name an object of it"),
         (":", "expected MODULE:NAME"),
     ):
         misused(words, "masks", path, "--tokenizer", value)

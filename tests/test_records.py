@@ -85,7 +85,12 @@ def test_messages():
 BAD = [
     ("{", None, "is no JSON"),
     ("[1]", None, "must be an object, got list"),
-    (b'{"prompt_ids": "\xff"}', None, "is no JSON"),
+    (b'{"prompt_ids": "\xff"}', None, "is not UTF-8"),
+    ('{"prompt_ids": [1], "output_ids": [2], "prompt_ids": [3]}', "prompt_ids", "is given twice"),
+    (f'{{"prompt_ids": [1{"0" * 400}], "output_ids": [2]}}', "prompt_ids", "must hold integers"),
+    (f'{{"prompt_ids": [1], "output_ids": [2], "advantage": 1{"0" * 400}}}', "advantage",
+     "must be finite, got inf"),
+    (line(finish_reason=[0] * 1000), "finish_reason", "must be text, got [0, 0, "),
     (line(logprobs=[]), "logprobs", "is unknown; known are advantage, finish_reason"),
     ('{"output_ids": [1]}', "prompt_ids", "is missing"),
     ('{"prompt_ids": [1]}', "output_ids", "is missing"),
@@ -104,15 +109,19 @@ BAD = [
     (line(top_log_probs=[[], {}]), "top_log_probs[0]", "must map ids to numbers"),
     (line(finish_reason=3), "finish_reason", "must be text, got 3"),
     (line(temperature="hot"), "temperature", "must be a number"),
+    (line(temperature=-1), "temperature", "must not be negative, got -1.0"),
+    (line(top_p=0), "top_p", "must be above 0 and at most 1, got 0.0"),
+    (line(top_p=1.5), "top_p", "must be above 0 and at most 1, got 1.5"),
     (line(log_probs_kind="full"), "log_probs_kind", 'must be "raw" or "processed", got \'full\''),
     (line(trajectory=7), "trajectory", "must be text, got 7"),
     (line(advantage="1"), "advantage", "must be a number"),
     (line(advantage=[1.0]), "advantage", "has 1 entries for 2 output ids"),
     ('{"messages": 1}', "messages", "must be a list, got int"),
     ('{"messages": [], "tools": 1}', "tools", "must be a list, got int"),
+    ('{"messages": [], "tools": [{}, 1]}', "tools[1]", "must be an object, got int"),
     ('{"messages": []}', "messages", "need a chat template and a tokenizer"),
     ('{"messages": [], "prompt_ids": []}', "prompt_ids", "is unknown"),
-]
+]  # fmt: skip
 
 
 def error_of(module, *lines):
@@ -129,6 +138,7 @@ def check_errors(module):
         where = "calls.jsonl, line 2" + (f", field {field!r}" if field else "")
         assert str(error).startswith(f"{where}: {problem}"), (bad, str(error))
         assert (error.line, error.field) == (2, field), bad
+        assert len(str(error)) < 400, "an error repeats a whole line"
 
 
 def test_errors():
@@ -147,11 +157,15 @@ def test_advantages_of_all_or_none():
 
 def test_errors_of_messages_name_their_field():
     def simulate(messages, tools):
-        raise ValueError("`messages[0].role` must be text, got None")
+        raise ValueError(messages[0])
 
-    with pytest.raises(records.RecordError) as caught:
-        records.parse(['{"messages": [{}]}'], simulate=simulate)
-    assert (caught.value.line, caught.value.field) == (1, "messages[0].role")
+    for problem, field in (
+        ("`messages[0].role` must be text, got None", "messages[0].role"),
+        ("the template refuses `messages`: no roles", "messages"),
+    ):
+        with pytest.raises(records.RecordError) as caught:
+            records.parse([json.dumps({"messages": [problem]})], simulate=simulate)
+        assert (caught.value.line, caught.value.field) == (1, field)
 
 
 def test_read(tmp_path):
@@ -168,6 +182,12 @@ def test_read(tmp_path):
 MUTANTS = [
     ("by_id[str(token)]", "next(iter(by_id.values()))", check_sampled_log_probs),
     ("enumerate(lines, 1)", "enumerate(lines)", check_errors),
+    ("if len(found) < len(pairs):", "if False:", check_errors),
+    ("parse_int=_integer, ", "", check_errors),
+    ("len(text) <= LONGEST", "True", check_errors),
+    ("if temperature is not None and temperature < 0:", "if False:", check_errors),
+    ("not 0 < top_p <= 1", "not 0 <= top_p <= 1", check_errors),
+    ("if not isinstance(tool, dict):", "if False:", check_errors),
     ("if output_ids == [] and reason is None:", "if False:", check_errors),
     ("if field not in known:", "if False:", check_errors),
     ("if log_probs is not None:", "if False:", check_errors),
@@ -175,8 +195,7 @@ MUTANTS = [
     ("if len(value) != len(call.output_ids):", "if False:", check_errors),
     ("if any(v is not None for v in values):", "if False:", check_advantages_of_all_or_none),
     ("found.setdefault(name, []).extend(entries)", "found[name] = entries", check_calls),
-    ('settings["temperature"], settings["top_p"]', 'settings["top_p"], settings["top_p"]',
-     check_calls),
+    ("Sampling(temperature, top_p, kind)", "Sampling(top_p, top_p, kind)", check_calls),
     ('f"line {number}" if "messages" in record else "calls"', '"calls"', check_messages),
 ]  # fmt: skip
 
@@ -184,7 +203,7 @@ MUTANTS = [
 def strictly(check, module):
     try:
         check(module)
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise AssertionError(f"{check.__name__} raised {error!r}") from error
 
 

@@ -331,8 +331,9 @@ def test_address_follows_and_restores_the_view(tab, alone, figure):
 
 @pytest.mark.parametrize(
     "address",
-    ["", "#limits", "#replay=none,1", "#replay=base,4", "#replay=base", "#replay=toString,1"],
-)
+    ["", "#limits", "#replay=none,1", "#replay=base,4", "#replay=base", "#replay=toString,1", "#%",
+     "#replay=%", "#replay=base,1,%E0"],
+)  # fmt: skip
 def test_other_addresses_open_at_the_start_and_are_left_alone(tab, alone, address):
     figure = load(tab, alone, address)
     check(figure, "base", 0)
@@ -373,6 +374,23 @@ def test_replay_reads_without_javascript(browser, alone):
     context.close()
 
 
+BROKEN_WORDS = """() => [...document.querySelectorAll("mathrl-replay :is(td, th)")].flatMap(
+  (cell) => [...cell.childNodes].filter((node) => node.nodeType === 3).flatMap((node) =>
+    [...node.data.matchAll(/[^\\s\\u00ad-]+/g)].filter((word) => {
+      const range = document.createRange();
+      // What follows a soft hyphen begins with the hyphen that ends the line before.
+      range.setStart(node, word.index + (node.data[word.index - 1] === "\\u00ad"));
+      range.setEnd(node, word.index + word[0].length);
+      const lines = [...range.getClientRects()].map((box) => Math.round(box.top));
+      return new Set(lines).size > 1;
+    }).map((word) => word[0])))"""
+
+
+def broken_words(page):
+    """Words of the tables, or parts at a hyphen, that are written on two lines."""
+    return page.evaluate(BROKEN_WORDS)
+
+
 def test_replay_is_readable_in_both_schemes_and_nothing_sticks_out(browser, tmp_path):
     for address in serve(build_strictly(tmp_path, {"index.md": f"# Replay\n\n{TEXT}\n"})):
         context = browser.new_context(color_scheme="light", reduced_motion="reduce", viewport=DESK)
@@ -381,11 +399,14 @@ def test_replay_is_readable_in_both_schemes_and_nothing_sticks_out(browser, tmp_
         figure = load(page, address, "#replay=compaction,1,00011.110000")
         assert violations(page) == []
         assert wide(page) == []
+        header = page.locator(".md-header").bounding_box()
+        assert figure.bounding_box()["y"] >= header["y"] + header["height"], "the header is over it"
         press(page, figure.locator(".predict button").last, "Enter*2")
         check(figure, "compaction", 3)
         assert violations(page) == []
         page.set_viewport_size(PHONE)
         assert wide(page) == []
+        assert broken_words(page) == []
         page.emulate_media(color_scheme="dark")
         page.locator("body[data-md-color-scheme=slate]").wait_for()
         page.evaluate("new Promise(requestAnimationFrame)")

@@ -103,7 +103,7 @@ class Replay extends HTMLElement {
 
   // Shows the view that the address names; says whether it names one.
   #restore() {
-    const found = /^#replay=(\w+),([0-3])(?:,([01.]+))?$/.exec(decodeURI(location.hash));
+    const found = /^#replay=(\w+),([0-3])(?:,([01.]+))?$/.exec(location.hash);
     if (!found || !Object.hasOwn(this.guesses, found[1])) return false;
     const [, name, step, guess] = found;
     const { masks } = this.guesses[name];
