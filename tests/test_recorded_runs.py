@@ -152,3 +152,17 @@ def test_the_loss_from_hidden_states_was_faster_and_smaller():
     assert metrics["times_faster"]["trl_fused"]["wall"]["median"] > 1
     assert metrics["times_smaller"]["naive"] > 1
     assert metrics["worst_difference"] < 1e-5
+
+
+@pytest.mark.claim("6.10", "experiment")
+def test_a_step_was_faster_than_the_peer():
+    recorded = evidence.read_manifest(FOLDER / "step-benchmark.json")
+    metrics = recorded["metrics"]
+    assert evidence.changed_sources(recorded) == []
+    peer = metrics["seconds"]["trl"]["cpu"]["all"]
+    for way in ("tree", "tokens"):
+        own = metrics["seconds"][way]["cpu"]["all"]
+        ratios = [theirs / ours for theirs, ours in zip(peer, own, strict=True)]
+        assert len(ratios) == recorded["config"]["rounds"]
+        assert metrics["times_faster_than_trl"][way]["cpu"]["median"] == median(ratios)
+        assert min(ratios) > 1
