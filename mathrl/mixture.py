@@ -1,8 +1,8 @@
 """Mixing two rewards, and what the mixture does to the advantages.
 
-A mixture is `r = a S + b O`, of a solve reward S and an order reward O with two `Scales` (a, b).
-Advantages are taken in a group of G samples of one prompt, and what the scales mean depends on the
-normalisation:
+A mixture is `r = κ_S S + κ_O O`, of a solve reward S and an order reward O with two `Scales`
+(κ_S, κ_O). Advantages are taken in a group of G samples of one prompt, and what the scales mean
+depends on the normalisation:
 
 | `norm` | advantage | what the scales decide |
 |---|---|---|
@@ -41,14 +41,14 @@ class Scales(NamedTuple):
 
     @property
     def raw_alpha(self) -> float:
-        """`a / (a + b)`: the α' for which `α' S + (1 - α') O` has the same ratio of scales."""
+        """`α' = κ_S / (κ_S + κ_O)`: with it `α' S + (1 - α') O` has the same ratio of scales."""
         return self.solve / (self.solve + self.order)
 
 
 def bootstrap_scales(alpha: float, mean_solve: float, mean_order: float) -> Scales:
     """Scales that make α the share of the solve reward in the mean reward of a frozen model.
 
-    `a = α / S̄` and `b = (1 - α) / O̅`, so that `a S̄ + b O̅ = α + (1 - α) = 1`. The means are
+    `κ_S = α / S̄` and `κ_O = (1 - α) / O̅`, so that `κ_S S̄ + κ_O O̅ = α + (1 - α) = 1`. The means are
     measured once, with the supervised model on a validation set. At α = 1 or α = 0 the unused
     scale is exactly 0, whatever its mean.
 
@@ -96,11 +96,11 @@ class Diagnosis(NamedTuple):
     `std_*`: mean over groups of the deviation within the group, before scaling. `correlation`:
     of the two within groups in which both vary, pooled; None if there is none.
     `zero_std_*`: share of groups in which the reward does not vary; `zero_std`: in which no
-    sample has an advantage. `mean_share_solve`: `a S̄ / (a S̄ + b O̅)`, which bootstrapping sets to
-    α before training; None if both are 0. `share_solve`, `share_order`: the effective shares, root
-    mean squares of the two parts of the advantages over their sum; None without any advantage.
-    `zero_std_energy`: share of the squared advantages that comes from groups whose solve reward
-    does not vary; None likewise.
+    sample has an advantage. `mean_share_solve`: `κ_S S̄ / (κ_S S̄ + κ_O O̅)`, which bootstrapping
+    sets to α before training; None if both are 0. `share_solve`, `share_order`: the effective
+    shares, root mean squares of the two parts of the advantages over their sum; None without any
+    advantage. `zero_std_energy`: share of the squared advantages that comes from groups whose
+    solve reward does not vary; None likewise.
     """
 
     std_solve: float
@@ -134,9 +134,9 @@ class MixedReward:
         norm: `"group"`, `"batch"`, `"none"` or `"decoupled"`; see the module.
         zero_variance: what to do in a group where the solve or the order reward is constant.
             `"keep"` does what the formula says; the other reward then fills the group's whole
-            deviation under `norm="group"`. `"drop"` gives such a group advantages of 0, if the
-            constant reward has a positive share. `"share"`, for `norm="group"` only, multiplies
-            the group's advantages with the nominal share of the reward that varies.
+            deviation under `norm="group"`. `"drop"` gives advantages of 0 where the solve reward
+            is constant, unless its share is 0. `"share"`, for `norm="group"` only, multiplies the
+            group's advantages with the nominal share of the reward that varies.
         ddof: 0 or 1, of all standard deviations; 1 as in `torch.std`.
         eps: added to the standard deviation; 0 by default. TRL adds 1e-4.
 
@@ -227,8 +227,7 @@ class MixedReward:
             return np.ones((len(solve), 1))
         flat_solve, flat_order = _width(solve) == 0, _width(order) == 0
         if self.zero_variance == "drop":
-            dropped = (flat_solve & (self.alpha > 0)) | (flat_order & (self.alpha < 1))
-            return np.where(dropped, 0.0, 1.0)
+            return np.where(flat_solve & (self.alpha > 0), 0.0, 1.0)
         return np.where(flat_solve, 1 - self.alpha, np.where(flat_order, self.alpha, 1.0))
 
     def _mix(self, solve: Array, order: Array) -> Array:

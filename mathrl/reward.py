@@ -1,6 +1,6 @@
 """Two rewards of one response: was the puzzle solved, and in what order was it written.
 
-A puzzle has N cells and a canonical order of them. A response emits actions, each of which names a
+A puzzle has M cells and a canonical order of them. A response emits actions, each of which names a
 cell. The **solve** reward is 1 if every cell is named exactly once, all with the right value, and
 then the end token; otherwise 0. The **order** reward asks only when cells were named: a cell that
 stands at place i of the canonical order and is named first by action j (both counted from 0) earns
@@ -37,16 +37,16 @@ def order_reward(
     require_correct: bool = False,
     reduce: Reduce = "mean",
 ) -> float:
-    """How close the order of a response is to the canonical order, in [0, 1] (or [0, N]).
+    """How close the order of a response is to the canonical order, in [0, 1] (or [0, M]).
 
     Args:
         actions: the cell that each emitted action names; None is an illegal token.
-        canonical: the N cells in canonical order, N at least 1.
+        canonical: the M cells in canonical order, M at least 1.
         waves: the wave of each canonical cell, not decreasing. The cells of one wave are tied:
             each may stand at any of the wave's places, and is measured from the nearest of them.
         correct: for each action whether its value is right; read if `require_correct`.
         require_correct: a cell whose first mention has a wrong value earns nothing.
-        reduce: over the N canonical cells, named or not.
+        reduce: over the M canonical cells, named or not.
 
     Returns:
         The reward; 1 for the canonical order with `reduce="mean"`.
@@ -100,13 +100,13 @@ def order_rewards(
     require_correct: bool = False,
     reduce: Reduce = "mean",
 ) -> Array:
-    """`order_reward` of B responses at once, in time proportional to B T N.
+    """`order_reward` of B responses at once, in time proportional to B T M.
 
     Args:
         cells: the cell of each action, integers (B, T). `STOP` (-1) is an illegal token: what
             follows it is not read, so it serves for the end token and as padding too.
-        canonical: each response's cells in canonical order, integers (B, N), not negative.
-        waves: the wave of each canonical cell, integers (B, N), not decreasing along a row.
+        canonical: each response's cells in canonical order, integers (B, M), not negative.
+        waves: the wave of each canonical cell, integers (B, M), not decreasing along a row.
         correct: whether the value of each action is right, booleans (B, T).
         require_correct: as in `order_reward`.
         reduce: as in `order_reward`.
@@ -152,7 +152,7 @@ def solve_rewards(
 
     Args:
         cells: the cell of each action before the end token, integers (B, T), padded with `STOP`.
-        canonical: the N cells, integers (B, N), not negative, in any order.
+        canonical: the M cells, integers (B, M), not negative, in any order.
         correct: whether the value of each action is right, booleans (B, T).
         ended: whether the end token came right after the last cell, booleans (B,); false for a
             response that was cut off or that stopped at an illegal token.
@@ -175,9 +175,9 @@ def solve_rewards(
 
 
 def uniform_order_reward(cells: int) -> float:
-    """Expected order reward of N cells named in uniformly random order: `(2(N+1)H_N - 3N) / N²`.
+    """Expected order reward of M cells named in uniformly random order: `(2(M+1)h_M - 3M) / M²`.
 
-    `H_N` is the harmonic number. A policy that has learned no order earns this.
+    `h_M` is the harmonic number `1 + 1/2 + … + 1/M`. A policy that has learned no order earns this.
 
     >>> round(uniform_order_reward(9), 4)
     0.3652
@@ -194,7 +194,7 @@ def _read(named: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _mentions(named: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether cell i is named by action j, (B, N, T + 1): one more, so that T may be 0."""
+    """Whether cell i is named by action j, (B, M, T + 1): one more, so that T may be 0."""
     read = np.pad(np.where(_read(named), named, STOP), [(0, 0), (0, 1)], constant_values=STOP)
     return known[:, :, None] == read[:, None, :]
 
@@ -232,7 +232,7 @@ def _known(canonical: ArrayLike, rows: int) -> NDArray[np.int64]:
     array = _integers("canonical", canonical)
     if len(array) != rows or array.shape[1] == 0:
         raise ValueError(
-            f"`canonical` must have shape ({rows}, N), N at least 1, got {array.shape}"
+            f"`canonical` must have shape ({rows}, M), M at least 1, got {array.shape}"
         )
     ordered = np.sort(array, axis=1)
     if (ordered < 0).any() or (np.diff(ordered, axis=1) == 0).any():
