@@ -355,7 +355,7 @@ def check_linear(advantages):
         close(got, factor * sums, 1e-9)
 
 
-@pytest.mark.claim("13.14", "enumeration")
+@pytest.mark.claim("13.15", "enumeration")
 def test_without_the_groups_deviation_the_mixture_is_linear(mixture):
     solve, order = batch()
 
@@ -375,7 +375,7 @@ def test_without_the_groups_deviation_the_mixture_is_linear(mixture):
     fails(check_linear, of("group"))
 
 
-@pytest.mark.claim("13.15", "enumeration")
+@pytest.mark.claim("13.16", "enumeration")
 def test_decoupled_shares_are_the_nominal_ones(mixture):
     solve, order = batch()
     both = slice(3, 6)  # groups in which both rewards vary
@@ -395,7 +395,7 @@ def test_decoupled_shares_are_the_nominal_ones(mixture):
     )
 
 
-@pytest.mark.claim("13.16", "enumeration")
+@pytest.mark.claim("13.14", "enumeration")
 def test_zero_variance_options(mixture):
     check_zero_variance(mixture)
 
