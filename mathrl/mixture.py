@@ -146,8 +146,8 @@ class MixedReward:
             the other way round.
 
     Source: `"group"`, `"batch"` and `"none"` are the `scale_rewards` of TRL (the means are always
-    those of groups); `"decoupled"` is its `normalize_then_sum`, GDPO without its batch step
-    (arXiv:2601.05242).
+    those of groups); `"decoupled"` is GDPO (arXiv:2601.05242, TRL's `normalize_then_sum`) without
+    its last step, a division by the deviation of the batch.
 
     >>> mix = MixedReward(0.9, Scales(1.0, 1.0))
     >>> mix([[0, 0, 0, 0]], [[0.4, 0.5, 0.4, 0.5]]).advantages.round(3)

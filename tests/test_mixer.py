@@ -167,7 +167,7 @@ def test_every_control_is_reached_by_tab_and_has_a_name(page):
     for _ in range(18):
         reached.append(page.locator(":focus").aria_snapshot().replace("'", ""))
         page.keyboard.press("Tab")
-    assert reached[0].startswith('- slider "Nominal share α of the solve reward"')
+    assert reached[0].startswith('- slider "Nominal share α"')
     assert reached[1].startswith('- combobox "Normalisation"')
     for i, (button, number) in enumerate(zip(reached[2::2], reached[3::2], strict=True)):
         assert button.startswith(f'- button "Solve reward of sample {i + 1}: {SOLVE[i]}"')

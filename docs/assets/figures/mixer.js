@@ -62,7 +62,7 @@ class Mixer extends HTMLElement {
   #controls() {
     const range = { min: 0, max: 1, step: 0.01, value: this.getAttribute("alpha") };
     const fixed = (value) => value.toFixed(2);
-    const { label, input } = slider("Nominal share α of the solve reward", range, fixed, () => this.#show());
+    const { label, input } = slider("Nominal share α", range, fixed, () => this.#show());
     this.alpha = input;
     this.norm = make("select", {}, ...NORMS.map((norm) => make("option", { value: norm }, norm)));
     this.norm.addEventListener("change", () => this.#show());
