@@ -2,10 +2,9 @@
 
 A trainer calls `function(prompts=…, completions=…, completion_ids=…, **columns)` with lists of
 equal length, one entry a sample and one list for each column of the data set, and adds what comes
-back with `reward_weights`. With `bootstrap_scales` the mixture is
-
-    GRPOConfig(reward_weights=list(scales), scale_rewards="group", …)
-    GRPOTrainer(reward_funcs=[solve_function(read), order_function(read)], …)
+back with `reward_weights`. `GRPOConfig(reward_weights=list(scales))`, with the `scales` of
+`bootstrap_scales`, and `GRPOTrainer(reward_funcs=[solve_function(read), order_function(read)])`
+are together the mixture of `mathrl.mixture`; functions and scales have the same order.
 
 `read` says what a completion means; it is called once a sample and reward.
 """
