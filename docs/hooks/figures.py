@@ -16,6 +16,7 @@ from mkdocs.structure.files import File, Files
 from numpy.typing import NDArray
 
 from mathrl import arithmetic, baseline, exact, kl
+from mixer import mixer
 from replay import replay, replay_data
 
 _ELEMENT = re.compile(r"<(mathrl-[\w-]+)((?: [\w-]+=\"[^\"]*\")*)></\1>")
@@ -283,6 +284,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "mathrl-group": group,
     "mathrl-kl": divergences,
     "mathrl-replay": replay,
+    "mathrl-mixer": mixer,
 }
 DATA: dict[str, Callable[[], str]] = {
     "responses": responses_data,
