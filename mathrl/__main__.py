@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from mathrl.experiments import Arm
 
 EVIDENCE = Path("docs/evidence")
+MASKS = "masks"
+"""The one recorded run that is not of `mathrl.experiments` but of `mathrl.masking`."""
 SHOWN_DIFFERENCES = 20
 
 
@@ -128,22 +130,24 @@ def record(name: str, out: Path | None) -> None:
     """Run an experiment and write its manifest.
 
     The book reads its numbers from these manifests. NAME is one of baselines, bench, budgets,
-    demonstrations, divergence, shaped, splits. The checkpoints are not kept: the manifest holds
-    their hashes, and training makes the same ones again.
+    demonstrations, divergence, masks, shaped, splits. The checkpoints are not kept: the manifest
+    holds their hashes, and training makes the same ones again.
 
     \b
     Example:
       mathrl record baselines --out /tmp/evidence
     """
-    from mathrl import evidence, experiments
+    from mathrl import evidence, experiments, masking
 
-    if name not in experiments.EXPERIMENTS:
-        names = ", ".join(sorted(experiments.EXPERIMENTS))
-        raise click.BadParameter(f"{name!r} is not one of {names}", param_hint="NAME")
+    names = sorted([*experiments.EXPERIMENTS, MASKS])
+    if name not in names:
+        expected = ", ".join(names)
+        raise click.BadParameter(f"{name!r} is not one of {expected}", param_hint="NAME")
     folder = _in_checkout(EVIDENCE) if out is None else out
     _make_folder(folder, "--out")
     path = folder / f"{name}.json"
-    evidence.write_manifest(path, experiments.run(name, tell=_tell))
+    run = masking.run if name == MASKS else experiments.run
+    evidence.write_manifest(path, run(name, tell=_tell))
     click.echo(f"written: {path}")
 
 
@@ -162,16 +166,21 @@ def rebuild(ctx: click.Context, name: str) -> None:
       mathrl rebuild bench
       mathrl rebuild runs/bench/bench.json
     """
-    from mathrl import evidence, experiments
+    from mathrl import evidence, experiments, masking
 
     path = _manifest_path(name)
     recorded = _verified(evidence.read_manifest, path)
-    arms, seeds = _arms(path, recorded), recorded["seeds"]
+    masks, seeds = recorded["name"] == MASKS, recorded["seeds"]
+    config = _settings(path, recorded)
+    arms = masking.FAULTS if masks else config
     size = f"{_tables.count(len(arms), 'arm')}, {_tables.count(len(seeds), 'seed')}"
     click.echo(f"{recorded['name']}: {size}, recorded in {recorded['seconds']:.0f} s")
     for source in evidence.changed_sources(recorded):
         click.echo(f"changed since it was recorded: {source}")
-    repeated = experiments.run(recorded["name"], seeds, arms=arms, tell=_tell)
+    if masks:
+        repeated = masking.run(MASKS, seeds, config=config, tell=_tell)
+    else:
+        repeated = experiments.run(recorded["name"], seeds, arms=config, tell=_tell)
     ours, theirs = repeated["environment"], recorded["environment"]
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key):
@@ -192,27 +201,32 @@ def _tell(label: str, seed: int, result: Mapping[str, Any]) -> None:
     click.echo(f"{label}, seed {seed}: success {train}, held-out {test}")
 
 
-def _arms(path: Path, recorded: "Manifest") -> dict[str, "Arm"]:
-    """The arms of a manifest's settings, which need not be those of today's experiment."""
-    from mathrl.config import ReinforceConfig, SupervisedConfig
-    from mathrl.decoder import DecoderConfig
-    from mathrl.experiments import Arm
-
-    def arm(settings: Mapping[str, Any]) -> Arm:
-        reinforced = settings["reinforced"]
-        return Arm(**{
-            **settings,
-            "model": DecoderConfig(**settings["model"]),
-            "supervised": SupervisedConfig(**settings["supervised"]),
-            "reinforced": None if reinforced is None else ReinforceConfig(**reinforced),
-        })  # fmt: skip
+def _settings(path: Path, recorded: "Manifest") -> Any:
+    """The settings of a manifest, which need not be those of today's run of that name."""
+    from mathrl import masking
 
     try:
-        return {label: arm(settings) for label, settings in recorded["config"].items()}
+        if recorded["name"] == MASKS:
+            return masking.settings(recorded["config"])
+        return {label: _arm(settings) for label, settings in recorded["config"].items()}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise click.ClickException(
             f"manifest {path.name}: not the settings of a run of `mathrl.experiments`: {error!r}"
         ) from None
+
+
+def _arm(settings: Mapping[str, Any]) -> "Arm":
+    from mathrl.config import ReinforceConfig, SupervisedConfig
+    from mathrl.decoder import DecoderConfig
+    from mathrl.experiments import Arm
+
+    reinforced = settings["reinforced"]
+    return Arm(**{
+        **settings,
+        "model": DecoderConfig(**settings["model"]),
+        "supervised": SupervisedConfig(**settings["supervised"]),
+        "reinforced": None if reinforced is None else ReinforceConfig(**reinforced),
+    })  # fmt: skip
 
 
 # ---------------------------------------------------------------- evaluate
@@ -248,7 +262,7 @@ def evaluate(checkpoint: Path, manifest: Path | None) -> None:
             raise click.ClickException(f"manifest {manifest.name}: names no {checkpoint.name}")
         expected = recorded["checkpoints"][checkpoint.name]
         label, seed = checkpoint.stem.rsplit("-", 1)
-        chosen = _arms(manifest, recorded)[label].split, int(seed)
+        chosen = _settings(manifest, recorded)[label].split, int(seed)
         source = f"the one of manifest {manifest.name}"
     model = _verified(evidence.load_checkpoint, checkpoint, expected)
     click.echo(f"checkpoint {checkpoint.name}: whole, {source}")
