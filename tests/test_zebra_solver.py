@@ -330,6 +330,19 @@ def test_canonical_order_is_a_stable_sort():
     check_order(solver)
 
 
+@pytest.mark.claim("12.5", "enumeration")
+def test_random_order_carries_no_order():
+    orders = list(itertools.permutations(range(4)))
+    for length in range(4):
+        for before in itertools.permutations(range(4), length):
+            following = [order[length] for order in orders if order[:length] == before]
+            counts = {cell: following.count(cell) for cell in set(range(4)) - set(before)}
+            assert sum(counts.values()) == len(following)
+            assert len(set(counts.values())) == 1
+    steps = [-np.log(1 / left) for left in (4, 3, 2, 1)]
+    assert np.isclose(sum(steps), np.log(len(orders)))
+
+
 # ---------------------------------------------------------------- the generator
 
 

@@ -66,13 +66,13 @@ def trace_text(puzzle: Puzzle) -> str:
       blue not in 2: blue is in house 1
       known: blue in house 1
     wave 2
-      red not in 1: naked single, another of its kind is there
       red in 2: hidden single, no other of its kind can be there
+      red not in 1: naked single, another of its kind is there
       cat not in 2: blue and cat are in the same house
       known: red in house 2, cat in house 1
     wave 3
-      dog not in 1: naked single, another of its kind is there
       dog in 2: hidden single, no other of its kind can be there
+      dog not in 1: naked single, another of its kind is there
       known: dog in house 2
     """
     solved = solve(puzzle.size, puzzle.clues)
