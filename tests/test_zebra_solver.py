@@ -422,7 +422,7 @@ MUTANTS = [
     ("generator", "if clue not in rules:", "if True:", check_generator),
     ("generator", "len(clues) <= max_clues", "len(clues) < max_clues", check_generator),
     ("generator", "{seed} {index}", "{index}", check_generator),
-    ("generator", "below(bound - place)", "below(bound)", check_kinds),
+    ("generator", "below(bound - place)", "below(bound - place - 1)", check_kinds),
     ("generator", "(one, two) if one < two else (two, one)", "(two, one)", check_kinds),
 ]  # fmt: skip
 

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from mathrl.zebra.clues import Size
 from mathrl.zebra.generator import VERSION, check_numbers, generate
-from mathrl.zebra.puzzles import Puzzles, from_puzzles, relabel
+from mathrl.zebra.puzzles import Puzzles as Puzzles
+from mathrl.zebra.puzzles import from_puzzles as from_puzzles
+from mathrl.zebra.puzzles import relabel as relabel
 from mathrl.zebra.tokens import Codec
-
-__all__ = ["SHARD", "Puzzles", "build", "from_puzzles", "read", "relabel"]
 
 SHARD = 256
 """How many puzzles a file holds."""
