@@ -88,7 +88,7 @@ def test_help_says_everything(name):
 
 def test_help_of_record_names_every_experiment():
     output, _ = run("record", "--help")
-    names = f"NAME is one of {', '.join(sorted(experiments.EXPERIMENTS))}."
+    names = f"NAME is one of {', '.join(sorted([*experiments.EXPERIMENTS, 'masks']))}."
     assert names in " ".join(output.split())
 
 
