@@ -211,7 +211,7 @@ def _settings(path: Path, recorded: "Manifest") -> Any:
         return {label: _arm(settings) for label, settings in recorded["config"].items()}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise click.ClickException(
-            f"manifest {path.name}: not the settings of a run of `mathrl.experiments`: {error!r}"
+            f"manifest {path.name}: not the settings of a run: {error!r}"
         ) from None
 
 

@@ -19,7 +19,7 @@ import torch
 from click.testing import CliRunner
 
 from mathrl import __main__ as command_line
-from mathrl import _masks, arithmetic, evidence, experiments, splits
+from mathrl import _masks, arithmetic, evidence, experiments, masking, splits
 from mathrl._sources import ROOT
 from mathrl.config import ReinforceConfig, SupervisedConfig
 from mathrl.decoder import Decoder, DecoderConfig
@@ -464,6 +464,36 @@ def test_rebuild(folder):
     check_rebuild(command_line.main, folder)
 
 
+def test_record_and_rebuild_of_the_wrong_masks(tmp_path, monkeypatch):
+    config = masking.MaskingConfig(
+        model=DecoderConfig(width=8, heads=2, depth=1, context_length=11),
+        supervised=SupervisedConfig(steps=1),
+        reinforced=ReinforceConfig(steps=1, group_size=2, objective="ppo_clip"),
+    )
+    run_all = masking.run
+
+    def run_few(name, seeds=(0,), *, config=config, tell):
+        return run_all(name, seeds, config=config, tell=tell, show=False)
+
+    monkeypatch.setattr(masking, "run", run_few)
+    output, _ = run("record", "masks", "--out", tmp_path)
+    assert output.count("seed 0: success") == len(masking.FAULTS)
+    output, _ = run("rebuild", tmp_path / "masks.json")
+    assert output.startswith("masks: 6 arms, 1 seed, ")
+    assert output.endswith("masks.json is confirmed: equal to the last bit\n")
+    recorded = evidence.read_manifest(tmp_path / "masks.json")
+    recorded["config"]["every"] = 2
+    evidence.write_manifest(tmp_path / "masks.json", recorded)
+    assert run("rebuild", tmp_path / "masks.json")[0].endswith("equal to the last bit\n")
+    recorded["metrics"]["summary"]["right"]["success"] += 1e-9
+    evidence.write_manifest(tmp_path / "masks.json", recorded)
+    output, _ = run("rebuild", tmp_path / "masks.json", status=1)
+    assert "differs: metrics.summary.right.success: " in output
+    del recorded["config"]["model"]
+    evidence.write_manifest(tmp_path / "masks.json", recorded)
+    refused("manifest masks.json: not the settings of a run", "rebuild", tmp_path / "masks.json")
+
+
 def test_rebuild_elsewhere_compares_summaries(folder):
     path = spoilt(folder, "environment", "torch", value="2.4.0")
     spoilt(folder, "checkpoints", "bench-1.safetensors", value="c" * 64)
@@ -873,9 +903,9 @@ def check_single(check):
         ('ctx.exit(1 - verdict["reward"])', 'ctx.exit(verdict["reward"])', check_verdicts, None),
         ('ctx.exit(1 - verdict["reward"])', "pass", check_verdicts, None),
         ("    if found:\n        ctx.exit(1)\n", "", check_rebuild, "folder"),
-        ('experiments.run(recorded["name"], seeds, arms=arms, tell=_tell)', "recorded",
+        ('experiments.run(recorded["name"], seeds, arms=config, tell=_tell)', "recorded",
          check_rebuild, "folder"),
-        ("seeds, arms=arms, tell", "[0], arms=arms, tell", check_rebuild, "folder"),
+        ("seeds, arms=config, tell", "[0], arms=config, tell", check_rebuild, "folder"),
         ("experiments.tasks(*chosen)", 'experiments.tasks("contract", 0)', check_evaluation,
          "contrast"),
         ("experiments.tasks(*chosen)", "experiments.tasks(*chosen)[::-1]", check_evaluation,
