@@ -22,7 +22,8 @@ from mathrl import objective, parallel, resume
 from mathrl.config import Config
 from mathrl.puzzler import Puzzler, log_probs, sample
 from mathrl.resume import Record
-from mathrl.reward import MixedReward, Scales, order_rewards
+from mathrl.mixture import MixedReward, Scales
+from mathrl.reward import STOP, order_rewards
 from mathrl.zebra.dataset import Puzzles, relabel
 from mathrl.zebra.tokens import EOS, Codec, Ints
 from mathrl.zebra.verifier import solved
@@ -95,8 +96,8 @@ class PuzzleReinforced(Config):
         temperature: of the policy that samples and is trained.
         alpha: nominal share of the solve reward.
         second: the other reward.
-        norm: of `reward.MixedReward`.
-        eps: of `reward.MixedReward`.
+        norm: of `mixture.MixedReward`.
+        eps: of `mixture.MixedReward`.
         relabel: as for supervision.
         every: steps between two records.
     """
@@ -197,12 +198,12 @@ def reinforce(
         model: changed in place.
         puzzles: to draw prompts from; their waves define the order that is paid.
         config: settings.
-        scales: of the mixture, from `reward.bootstrap_scales`.
+        scales: of the mixture, from `mixture.bootstrap_scales`.
         measure: see `resume.train`.
         show: report progress.
 
     Returns:
-        Records with the mean `solve` and `second` rewards, the diagnosis of `reward.MixedReward`,
+        Records with the mean `solve` and `second` rewards, the diagnosis of `mixture.MixedReward`,
         `gradient_norm`, and `apart`: the largest difference, in nats, between the log-probability
         of a token when it was sampled and when it was trained.
 
@@ -313,8 +314,8 @@ def component_rewards(puzzles: Puzzles, tokens: Ints, second: Second) -> Array:
     values = np.repeat(puzzles.values, G, 0)  # (NG, cells)
     houses = puzzles.size.houses
     solve = solved(values, flat, houses).astype(np.float64)
-    # The cell of an action; EOS, and all after it, is -1, which ends what is read.
-    cells = np.where(flat == EOS, -1, (flat - 1) // houses)
+    # The cell of an action; EOS, and all after it, is STOP, which ends what is read.
+    cells = np.where(flat == EOS, STOP, (flat - 1) // houses)
     right = (flat != EOS) & ((flat - 1) % houses == np.take_along_axis(values, cells, 1))
     canonical = np.repeat(puzzles.canonical(), G, 0)
     if second == "cells":
