@@ -24,7 +24,7 @@ from mathrl.puzzler import Puzzler, log_probs, sample
 from mathrl.resume import Record
 from mathrl.mixture import MixedReward, Scales
 from mathrl.reward import STOP, order_rewards
-from mathrl.zebra.dataset import Puzzles, relabel
+from mathrl.zebra.puzzles import Puzzles, relabel
 from mathrl.zebra.tokens import EOS, Codec, Ints
 from mathrl.zebra.verifier import solved
 
@@ -257,7 +257,7 @@ def demonstrations(
     """Solutions as actions, (N, count, T): each in a random order, or all in the canonical one.
 
     >>> from mathrl.zebra.clues import Size
-    >>> from mathrl.zebra.dataset import from_puzzles
+    >>> from mathrl.zebra.puzzles import from_puzzles
     >>> from mathrl.zebra.generator import generate
     >>> puzzles, codec = from_puzzles([generate(Size(2, 2), 0, 0)], 8), Codec(Size(2, 2), 8)
     >>> demonstrations(puzzles, codec, "solver", 1, np.random.default_rng(0))
