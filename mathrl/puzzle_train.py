@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from mathrl import objective, parallel, resume
 from mathrl.config import Config
+from mathrl.mixture import MixedReward, Norm, Scales
 from mathrl.puzzler import Puzzler, log_probs, sample
 from mathrl.resume import Record
-from mathrl.mixture import MixedReward, Scales
 from mathrl.reward import STOP, order_rewards
 from mathrl.zebra.puzzles import Puzzles, relabel
 from mathrl.zebra.tokens import EOS, Codec, Ints
@@ -30,6 +30,7 @@ from mathrl.zebra.verifier import solved
 
 Array = NDArray[np.float64]
 
+Order = Literal["random", "solver"]
 Second = Literal["order", "correct_order", "cells"]
 """The reward that is mixed with solving: order of any cells, of right ones, or right cells."""
 
@@ -58,7 +59,7 @@ class PuzzleSupervised(Config):
     max_grad_norm: float | None = 1.0
     batch_size: int = 128
     orders: int = 1
-    order: Literal["random", "solver"] = "random"
+    order: Order = "random"
     targets: Literal["sampled", "expected"] = "sampled"
     warmup: int = 100
     final: float = 0.05
@@ -111,7 +112,7 @@ class PuzzleReinforced(Config):
     temperature: float = 1.0
     alpha: float = 1.0
     second: Second = "order"
-    norm: Literal["group", "batch", "none", "decoupled"] = "group"
+    norm: Norm = "group"
     eps: float = 1e-6
     relabel: bool = True
     every: int = 10
@@ -252,7 +253,7 @@ def reinforce(
 
 
 def demonstrations(
-    puzzles: Puzzles, codec: Codec, order: str, count: int, rng: np.random.Generator
+    puzzles: Puzzles, codec: Codec, order: Order, count: int, rng: np.random.Generator
 ) -> Ints:
     """Solutions as actions, (N, count, T): each in a random order, or all in the canonical one.
 
@@ -387,9 +388,7 @@ def _optimizer(model: Puzzler, config: Config) -> torch.optim.AdamW:
     )
 
 
-def _update(
-    model: Puzzler, optimizer: torch.optim.AdamW, loss: Tensor, config: Config
-) -> float:
+def _update(model: Puzzler, optimizer: torch.optim.AdamW, loss: Tensor, config: Config) -> float:
     """One step against the gradient of the whole batch; return its norm before clipping."""
     optimizer.zero_grad()
     torch.autograd.backward(loss)

@@ -168,7 +168,7 @@ class Puzzler(nn.Module):
             return self._logits(x[:, 0])
 
     def _read(self, clues: Tensor) -> "_Read":
-        R, K, _ = clues.shape
+        R = len(clues)
         offsets = self.arguments * torch.arange(FIELDS - 1, device=clues.device)
         x = self.kind_embedding(clues[..., 0])  # (R, K, D)
         x = x + self.argument_embedding(clues[..., 1:] + offsets).sum(-2)
@@ -328,9 +328,7 @@ def sample(
     return Samples(tokens, response_mask(tokens, EOS), log_probs.view(R, G, length))
 
 
-def log_probs(
-    model: Puzzler, clues: Tensor, tokens: Tensor, temperature: float = 1.0
-) -> Tensor:
+def log_probs(model: Puzzler, clues: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tensor:
     """Log-probability of each action of given responses, in one pass, with gradients.
 
     Args:

@@ -111,7 +111,9 @@ def _read(
     stated, tensors = _unpacked(path)
     if stated["settings"] != settings:
         theirs = stated["settings"]
-        names = sorted(k for k in settings.keys() | theirs.keys() if settings.get(k) != theirs.get(k))
+        names = sorted(
+            k for k in settings.keys() | theirs.keys() if settings.get(k) != theirs.get(k)
+        )
         raise ResumeError(f"{path}: was written under other settings: {', '.join(names)}")
     _fill(path, model, tensors)
     for name, parameter in model.named_parameters():

@@ -14,7 +14,7 @@ on them.
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ import torch
 
 from mathrl import parallel, resume
 from mathrl.evidence import write_atomically
-from mathrl.mixture import Scales, bootstrap_scales
+from mathrl.mixture import Norm, bootstrap_scales
 from mathrl.puzzle_train import (
+    Order,
     PuzzleReinforced,
     PuzzleSupervised,
-    component_rewards,
+    Second,
     measure,
     reinforce,
     supervise,
@@ -57,8 +58,8 @@ class Arm:
     """
 
     alpha: float
-    norm: str = "group"
-    second: str = "order"
+    norm: Norm = "group"
+    second: Second = "order"
     shuffled: bool = False
 
 
@@ -162,11 +163,12 @@ class Experiment:
         """
         return read(self.folder / split)
 
-    def supervise(self, order: str = "random") -> Puzzler:
+    def supervise(self, order: Order = "random") -> Puzzler:
         """Train a model on solutions in random or in solver order."""
         model = self._model(0)
-        targets = "expected" if order == "random" else "sampled"
-        config = replace(self.plan.supervised, order=order, targets=targets)
+        config = replace(self.plan.supervised, order=order)
+        if order == "random":
+            config = replace(config, targets="expected")
         data = self.puzzles("train")
         supervise(
             self._state(order), model, data, config, measure=self._curve(model), show=self.show
@@ -179,7 +181,7 @@ class Experiment:
         if not path.exists():
             model, data = self.trained("random"), self.puzzles("validation")
             means = {}
-            for name, arm in ARMS.items():
+            for arm in ARMS.values():
                 kind = _kind(arm)
                 if kind not in means:
                     found = measure(model, _paid(arm, data), seed=0, second=arm.second)
@@ -232,7 +234,8 @@ class Experiment:
         if part == 0:
             self.generate()
         self._wait(*(self.folder / split for split in SPLITS))
-        for number, order in enumerate(("random", "solver")):
+        orders: tuple[Order, ...] = ("random", "solver")
+        for number, order in enumerate(orders):
             if number % parts == part:
                 self.supervise(order)
                 self.evaluate(order)
