@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from mathrl.puzzle_train import Order
     from mathrl.zebra_run import Experiment
 
 _size = click.option(
@@ -52,7 +53,7 @@ def generate(size: str, out: Path, processes: int) -> None:
     "--order", type=click.Choice(["random", "solver"]), default="random", show_default=True,
     help="Of the actions in the solutions to learn from.",
 )  # fmt: skip
-def supervise(size: str, out: Path, order: str) -> None:
+def supervise(size: str, out: Path, order: "Order") -> None:
     """Train a model on solutions."""
     with _started(size, out) as experiment:
         experiment.supervise(order)
