@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathrl import _masks, _tables, arithmetic
+from mathrl import _masks, _tables, _zebra_cli, arithmetic
 from mathrl._sources import ROOT
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def main() -> None:
 
 
 main.add_command(_masks.masks)
+main.add_command(_zebra_cli.zebra)
 
 
 # ---------------------------------------------------------------- verify
