@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from mathrl.puzzle_train import Order
     from mathrl.zebra_run import Experiment
 
 _size = click.option(
@@ -50,10 +49,12 @@ def generate(size: str, out: Path, processes: int) -> None:
 @_size
 @_out
 @click.option(
-    "--order", type=click.Choice(["random", "solver"]), default="random", show_default=True,
-    help="Of the actions in the solutions to learn from.",
+    "--order", type=click.Choice(["random", "solver", "sampled"]), default="random",
+    show_default=True,
+    help="Of the actions in the solutions to learn from; `sampled` is a random order whose next "
+    "action is the target, where `random` spreads the target over all that may come.",
 )  # fmt: skip
-def supervise(size: str, out: Path, order: "Order") -> None:
+def supervise(size: str, out: Path, order: str) -> None:
     """Train a model on solutions."""
     with _started(size, out) as experiment:
         experiment.supervise(order)
@@ -121,7 +122,7 @@ def evaluate(name: str, size: str, out: Path) -> None:
     help="In how many parts, one process each.",
 )  # fmt: skip
 def run(size: str, out: Path, part: int, parts: int) -> None:
-    """Do all stages: two supervised models, every arm with every seed.
+    """Do all stages: three supervised models, every arm with every seed.
 
     \b
     Example, one process for each of two cores:

@@ -1,7 +1,7 @@
 """The experiment on Zebra puzzles: its stages, its arms, its sizes, and where their files are.
 
     folder/train, validation, test      puzzles
-    folder/random, solver .safetensors  supervised models, and the states of their training
+    folder/random, solver, sampled .safetensors  supervised models and the states of their training
     folder/bootstrap.json               mean rewards of the supervised model on the validation set
     folder/ARM-SEED.safetensors         reinforced models, all from `random`
     folder/evaluate-NAME.json           each model on the test set
@@ -25,7 +25,6 @@ from mathrl import parallel, resume
 from mathrl.evidence import write_atomically
 from mathrl.mixture import Norm, bootstrap_scales
 from mathrl.puzzle_train import (
-    Order,
     PuzzleReinforced,
     PuzzleSupervised,
     Second,
@@ -44,6 +43,15 @@ SPLITS = ("train", "validation", "test")
 
 ALPHAS = (1.0, 0.99, 0.95, 0.9, 0.75)
 """The nominal shares of the solve reward in the paper."""
+
+
+SUPERVISED: Mapping[str, Mapping[str, Any]] = {
+    "random": {"order": "random", "targets": "expected"},
+    "solver": {"order": "solver", "orders": 1},
+    "sampled": {"order": "random", "targets": "sampled"},
+}
+"""What differs between the supervised models. Rewards start from `random`; the other two are the
+gate: with targets of one kind, solver order against random order."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +126,11 @@ PLANS: Mapping[str, Plan] = {
         PuzzlerConfig(3, 3, max_clues=14, width=64, depth=4, heads=4),
         counts=(20_000, 1_000, 4_000),
         supervised=PuzzleSupervised(
-            steps=5000, batch_size=128, orders=2, learning_rate=4e-3, every=100
+            steps=1800, batch_size=128, orders=2, learning_rate=4e-3, every=100
         ),
-        reinforced=PuzzleReinforced(steps=200, prompts_per_step=32, group_size=16, every=10),
+        reinforced=PuzzleReinforced(
+            steps=120, prompts_per_step=32, group_size=16, learning_rate=5e-4, every=10
+        ),
     ),
     "paper": Plan(
         PuzzlerConfig(4, 4, max_clues=40, width=256, depth=4, heads=4),
@@ -163,15 +173,12 @@ class Experiment:
         """
         return read(self.folder / split)
 
-    def supervise(self, order: Order = "random") -> Puzzler:
-        """Train a model on solutions in random or in solver order."""
-        model = self._model(0)
-        config = replace(self.plan.supervised, order=order)
-        if order == "random":
-            config = replace(config, targets="expected")
-        data = self.puzzles("train")
+    def supervise(self, name: str = "random") -> Puzzler:
+        """Train a model of `SUPERVISED` on solutions."""
+        model, data = self._model(0), self.puzzles("train")
+        config = replace(self.plan.supervised, **SUPERVISED[name])
         supervise(
-            self._state(order), model, data, config, measure=self._curve(model), show=self.show
+            self._state(name), model, data, config, measure=self._curve(model), show=self.show
         )
         return model
 
@@ -234,11 +241,10 @@ class Experiment:
         if part == 0:
             self.generate()
         self._wait(*(self.folder / split for split in SPLITS))
-        orders: tuple[Order, ...] = ("random", "solver")
-        for number, order in enumerate(orders):
-            if number % parts == part:
-                self.supervise(order)
-                self.evaluate(order)
+        for name in SUPERVISED:
+            if part == (0 if name == "random" else parts - 1):
+                self.supervise(name)
+                self.evaluate(name)
         if part == 0:
             self.bootstrap()
         self._wait(self.folder / "bootstrap.json")
