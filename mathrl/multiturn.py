@@ -1,13 +1,10 @@
 """The contract in two turns: the policy asks a tool for the sum, then answers.
 
-A conversation of task `(a, b)` is one sequence of eleven tokens:
-
-    BOS a + b =    x y      t1 t2    v EOS
-    prompt         call 1   tool     call 2
-
-The policy samples a request of two digits, the tool answers with the two digits of `x + y`, and
-the policy samples a final digit and stops. The sum that the tool returned and the final digit are
-the response that the contract's verifier judges, so every request with the right sum can be paid.
+A conversation of task `(a, b)` is one sequence of eleven tokens: the prompt `BOS a + b =`, a
+request of two digits `x y` that the policy samples in a first call, two digits of the tool, which
+are those of `x + y`, and a final digit `v` with `EOS`, sampled in a second call. The sum that the
+tool returned and the final digit are the response that the contract's verifier judges, so every
+request with the right sum can be paid.
 
 As on the bench, the policy chooses among the ten digits where a digit stands and has no choice
 elsewhere: those log-probabilities are exactly 0. A task has 1,000 conversations, and success and
