@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import os
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from mathrl.experiments import Arm
 
 EVIDENCE = Path("docs/evidence")
-MASKS = "masks"
-"""The one recorded run that is not of `mathrl.experiments` but of `mathrl.masking`."""
+MASKS, ZEBRA = "masks", "zebra"
+"""The recorded runs that are not of `mathrl.experiments`, but of `masking` and `zebra_record`."""
 SHOWN_DIFFERENCES = 20
 
 
@@ -131,24 +131,24 @@ def record(name: str, out: Path | None) -> None:
     """Run an experiment and write its manifest.
 
     The book reads its numbers from these manifests. NAME is one of baselines, bench, budgets,
-    demonstrations, divergence, masks, shaped, splits. The checkpoints are not kept: the manifest
-    holds their hashes, and training makes the same ones again.
+    demonstrations, divergence, masks, shaped, splits, zebra. The checkpoints are not kept: the
+    manifest holds their hashes, and training makes the same ones again. All take minutes of one
+    core but zebra, which takes an hour.
 
     \b
     Example:
       mathrl record baselines --out /tmp/evidence
     """
-    from mathrl import evidence, experiments, masking
+    from mathrl import evidence, experiments
 
-    names = sorted([*experiments.EXPERIMENTS, MASKS])
+    names = sorted([*experiments.EXPERIMENTS, MASKS, ZEBRA])
     if name not in names:
         expected = ", ".join(names)
         raise click.BadParameter(f"{name!r} is not one of {expected}", param_hint="NAME")
     folder = _in_checkout(EVIDENCE) if out is None else out
     _make_folder(folder, "--out")
     path = folder / f"{name}.json"
-    run = masking.run if name == MASKS else experiments.run
-    evidence.write_manifest(path, run(name, tell=_tell))
+    evidence.write_manifest(path, _run(name))
     click.echo(f"written: {path}")
 
 
@@ -167,21 +167,17 @@ def rebuild(ctx: click.Context, name: str) -> None:
       mathrl rebuild bench
       mathrl rebuild runs/bench/bench.json
     """
-    from mathrl import evidence, experiments, masking
+    from mathrl import evidence
 
     path = _manifest_path(name)
     recorded = _verified(evidence.read_manifest, path)
-    masks, seeds = recorded["name"] == MASKS, recorded["seeds"]
-    config = _settings(path, recorded)
-    arms = masking.FAULTS if masks else config
+    config, seeds = _settings(path, recorded), recorded["seeds"]
+    arms = recorded["metrics"]["runs"]
     size = f"{_tables.count(len(arms), 'arm')}, {_tables.count(len(seeds), 'seed')}"
     click.echo(f"{recorded['name']}: {size}, recorded in {recorded['seconds']:.0f} s")
     for source in evidence.changed_sources(recorded):
         click.echo(f"changed since it was recorded: {source}")
-    if masks:
-        repeated = masking.run(MASKS, seeds, config=config, tell=_tell)
-    else:
-        repeated = experiments.run(recorded["name"], seeds, arms=config, tell=_tell)
+    repeated = _run(recorded["name"], seeds, config)
     ours, theirs = repeated["environment"], recorded["environment"]
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key):
@@ -202,13 +198,26 @@ def _tell(label: str, seed: int, result: Mapping[str, Any]) -> None:
     click.echo(f"{label}, seed {seed}: success {train}, held-out {test}")
 
 
+def _run(name: str, seeds: Sequence[int] | None = None, config: Any = None) -> "Manifest":
+    """Do a run, with seeds and settings of a manifest or with today's."""
+    from mathrl import experiments, masking, zebra_record
+
+    if name == MASKS:
+        return masking.run(name, seeds or masking.SEEDS, config=config, tell=_tell)
+    if name == ZEBRA:
+        return zebra_record.run(name, plan=config, tell=_tell)
+    return experiments.run(name, seeds, arms=config, tell=_tell)
+
+
 def _settings(path: Path, recorded: "Manifest") -> Any:
     """The settings of a manifest, which need not be those of today's run of that name."""
-    from mathrl import masking
+    from mathrl import masking, zebra_record
 
     try:
         if recorded["name"] == MASKS:
             return masking.settings(recorded["config"])
+        if recorded["name"] == ZEBRA:
+            return zebra_record.settings(recorded["config"])
         return {label: _arm(settings) for label, settings in recorded["config"].items()}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise click.ClickException(

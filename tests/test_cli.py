@@ -88,7 +88,7 @@ def test_help_says_everything(name):
 
 def test_help_of_record_names_every_experiment():
     output, _ = run("record", "--help")
-    names = f"NAME is one of {', '.join(sorted([*experiments.EXPERIMENTS, 'masks']))}."
+    names = f"NAME is one of {', '.join(sorted([*experiments.EXPERIMENTS, 'masks', 'zebra']))}."
     assert names in " ".join(output.split())
 
 
@@ -904,7 +904,7 @@ def check_single(check):
         ('ctx.exit(1 - verdict["reward"])', 'ctx.exit(verdict["reward"])', check_verdicts, None),
         ('ctx.exit(1 - verdict["reward"])', "pass", check_verdicts, None),
         ("    if found:\n        ctx.exit(1)\n", "", check_rebuild, "folder"),
-        ('experiments.run(recorded["name"], seeds, arms=config, tell=_tell)', "recorded",
+        ('_run(recorded["name"], seeds, config)', "recorded",
          check_rebuild, "folder"),
         ("seeds, arms=config, tell", "[0], arms=config, tell", check_rebuild, "folder"),
         ("experiments.tasks(*chosen)", 'experiments.tasks("contract", 0)', check_evaluation,

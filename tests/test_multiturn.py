@@ -194,16 +194,16 @@ def exact(model):
     return gradient(model, multiturn.value(model, TASKS).mean())
 
 
-def check_expected_update(module):
+def check_expected_update(module, levels=(0.3,)):
     model = network()
-    torch.testing.assert_close(
-        expected_update(module, model, "right"), exact(model), rtol=0, atol=1e-10
-    )
+    for level in levels:
+        update = expected_update(module, model, "right", level)
+        torch.testing.assert_close(update, exact(model), rtol=0, atol=1e-10)
 
 
 @pytest.mark.claim("11.2", "enumeration")
 def test_only_the_right_mask_ascends_success():
-    check_expected_update(masking)
+    check_expected_update(masking, levels=(0.0, 0.3, -2.0))
     model = network()
     true = exact(model)
     for fault in FAULTS[1:]:
@@ -334,4 +334,6 @@ def test_recorded_calibration_of_each_arm():
     runs = recorded()["metrics"]["runs"]
     for fault in ("late", "early", "tool", "filler"):
         for wrong, true in zip(runs[fault], runs["right"], strict=True):
-            assert wrong["end"]["train"]["brier"] > true["end"]["train"]["brier"], fault
+            for key in ("ece", "brier"):
+                assert wrong["end"]["train"][key] > true["end"]["train"][key], fault
+                assert wrong["end"]["test"][key] < true["end"]["test"][key], fault
