@@ -165,7 +165,7 @@ def _started(size: str, out: Path) -> Iterator["Experiment"]:
     import torch
 
     from mathrl import parallel
-    from mathrl.resume import ResumeError
+    from mathrl.resume import ResumeError, barrier
     from mathrl.zebra_run import PLANS, Experiment
 
     if not torch.cuda.is_available():
@@ -173,6 +173,7 @@ def _started(size: str, out: Path) -> Iterator["Experiment"]:
     try:
         with parallel.connected():
             yield Experiment(PLANS[size], out)
+            barrier()  # no process leaves while another still writes
     except (ResumeError, FileNotFoundError) as error:
         raise click.ClickException(str(error)) from None
 

@@ -84,9 +84,10 @@ def collect(
         "supervised": supervised,
         "bootstrap": means,
         "scales": {
-            key(arm): list(bootstrap_scales(a.alpha, *_means(means, arm))) for arm, a in ARMS.items()
+            key(name): list(bootstrap_scales(arm.alpha, *_means(means, name)))
+            for name, arm in ARMS.items()
         },
-        "arms": {arm: _summarise(rows, runs[ALONE]) for arm, rows in runs.items()},
+        "arms": {arm: _summarise(rows, runs[key(ALONE)]) for arm, rows in runs.items()},
         "summary": {
             **{model: {"greedy_solve": row["end"]["test"]["greedy_solve"]}
                for model, row in supervised.items()},
@@ -129,12 +130,13 @@ def settings(recorded: Mapping[str, Any]) -> Plan:
 
 
 def key(arm: str) -> str:
-    """The name of an arm in a manifest, whose paths are dotted.
+    """The name of an arm in a manifest, whose paths are dotted: there, shares are in percent.
 
-    >>> key("alpha-0.99")
-    'alpha-0_99'
+    >>> key("alpha-0.99"), key("batch")
+    ('alpha-99', 'batch')
     """
-    return arm.replace(".", "_")
+    kind, _, share = arm.partition("alpha-")
+    return f"alpha-{100 * float(share):.0f}" if share else kind
 
 
 def _means(means: Mapping[str, Mapping[str, float]], arm: str) -> tuple[float, float]:

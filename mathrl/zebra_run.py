@@ -129,7 +129,7 @@ PLANS: Mapping[str, Plan] = {
             steps=1800, batch_size=128, orders=2, learning_rate=4e-3, every=100
         ),
         reinforced=PuzzleReinforced(
-            steps=120, prompts_per_step=32, group_size=16, learning_rate=5e-4, every=10
+            steps=200, prompts_per_step=32, group_size=16, learning_rate=1e-4, every=20
         ),
     ),
     "paper": Plan(

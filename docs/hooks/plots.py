@@ -20,9 +20,19 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 300, 44, 150, 14, 40
 COLOURS = 6
 
 
-def curves(run: str, of: str = "train_success", label: str = "exact success") -> str:
-    """One line for each arm of a run: median over the seeds, and a band from least to greatest."""
+def curves(
+    run: str,
+    of: str = "train_success",
+    label: str = "exact success on the training tasks",
+    arms: str = "",
+) -> str:
+    """One line for each arm of a run: median over the seeds, and a band from least to greatest.
+
+    `arms` names those to draw, with spaces between; all if there are none.
+    """
     runs = manifest(run)["metrics"]["runs"]
+    if arms:
+        runs = {arm: runs[arm] for arm in arms.split()}
     series = {}
     for arm, rows in runs.items():
         points = [row["curve"] for row in rows if "curve" in row]
@@ -68,7 +78,7 @@ def curves(run: str, of: str = "train_success", label: str = "exact success") ->
         )
         assert number < len(series)
     seeds = max(len(rows) for rows in runs.values())
-    caption = f"{label} on the training tasks, median and range over {seeds} seeds"
+    caption = f"{label}, median and range over {seeds} seeds"
     picked = sorted({0, len(next(iter(series.values()))) // 2, -1})
     heads = [f"{next(iter(series.values()))[i][0]:.0f}" for i in picked]
     body = [
