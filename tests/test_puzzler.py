@@ -112,6 +112,7 @@ def test_gradients_are_those_of_the_plain_pass():
         torch.testing.assert_close(one, two)
 
 
+@pytest.mark.claim("14.1", "enumeration")
 def test_the_order_and_the_padding_of_clues_do_not_matter():
     model, data = network(), puzzles(4)
     clues = torch.from_numpy(data.clues)
@@ -175,6 +176,7 @@ def test_what_does_not_fit_is_refused():
 # What is learned from
 
 
+@pytest.mark.claim("14.2", "enumeration")
 def test_expected_targets_are_the_mean_over_all_orders():
     values = [0, 1, 1, 0]
     actions = [1 + cell * 2 + value for cell, value in enumerate(values)]
@@ -233,6 +235,7 @@ def test_rewards_are_those_of_single_responses(second):
 # The policy gradient
 
 
+@pytest.mark.claim("14.3", "enumeration")
 def test_the_expected_update_is_the_gradient_of_the_expected_reward():
     """All groups of two responses of a policy that is restricted to seven."""
     model = network(SMALLEST, noise=0.5)
@@ -327,6 +330,7 @@ def both(folder, model=None, stop=None):
     return model, first + second
 
 
+@pytest.mark.claim("14.4", "enumeration")
 @pytest.mark.parametrize("stop", [1, 2, 4, 7])
 def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path, stop):
     whole, records = both(tmp_path / "whole")
@@ -373,6 +377,7 @@ def command(*arguments):
     return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
+@pytest.mark.claim("14.4", "enumeration")
 def test_a_killed_command_goes_on_where_it_was(tmp_path):
     """SIGKILL as soon as there is a state; then compare with a run that nothing stopped."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -411,8 +416,10 @@ def one_of_two(folder, path):
             arrays = {name: value.numpy() for name, value in tensors(model).items()}
             lists = {name: value.tolist() for name, value in found.items()}
             np.savez(path, records=json.dumps(records), found=json.dumps(lists), **arrays)
+        resume.barrier()  # or one leaves while the other still writes
 
 
+@pytest.mark.claim("14.4", "enumeration")
 def test_two_processes_give_what_one_gives(tmp_path):
     job, written = tmp_path / "job.py", tmp_path / "two.npz"
     call = f"one_of_two({str(tmp_path / 'two')!r}, {str(written)!r})"
