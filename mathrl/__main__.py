@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from mathrl.experiments import Arm
 
 EVIDENCE = Path("docs/evidence")
-MASKS, ZEBRA = "masks", "zebra"
-"""The recorded runs that are not of `mathrl.experiments`, but of `masking` and `zebra_record`."""
+MASKS = "masks"
+"""The one recorded run that is not of `mathrl.experiments` but of `mathrl.masking`."""
 SHOWN_DIFFERENCES = 20
 
 
@@ -131,9 +131,8 @@ def record(name: str, out: Path | None) -> None:
     """Run an experiment and write its manifest.
 
     The book reads its numbers from these manifests. NAME is one of baselines, bench, budgets,
-    demonstrations, divergence, masks, shaped, splits, zebra. The checkpoints are not kept: the
-    manifest holds their hashes, and training makes the same ones again. All take minutes of one
-    core but zebra, which takes an hour.
+    demonstrations, divergence, masks, shaped, splits. The checkpoints are not kept: the manifest
+    holds their hashes, and training makes the same ones again.
 
     \b
     Example:
@@ -141,7 +140,7 @@ def record(name: str, out: Path | None) -> None:
     """
     from mathrl import evidence, experiments
 
-    names = sorted([*experiments.EXPERIMENTS, MASKS, ZEBRA])
+    names = sorted([*experiments.EXPERIMENTS, MASKS])
     if name not in names:
         expected = ", ".join(names)
         raise click.BadParameter(f"{name!r} is not one of {expected}", param_hint="NAME")
@@ -200,24 +199,20 @@ def _tell(label: str, seed: int, result: Mapping[str, Any]) -> None:
 
 def _run(name: str, seeds: Sequence[int] | None = None, config: Any = None) -> "Manifest":
     """Do a run, with seeds and settings of a manifest or with today's."""
-    from mathrl import experiments, masking, zebra_record
+    from mathrl import experiments, masking
 
     if name == MASKS:
         return masking.run(name, seeds or masking.SEEDS, config=config, tell=_tell)
-    if name == ZEBRA:
-        return zebra_record.run(name, plan=config, tell=_tell)
     return experiments.run(name, seeds, arms=config, tell=_tell)
 
 
 def _settings(path: Path, recorded: "Manifest") -> Any:
     """The settings of a manifest, which need not be those of today's run of that name."""
-    from mathrl import masking, zebra_record
+    from mathrl import masking
 
     try:
         if recorded["name"] == MASKS:
             return masking.settings(recorded["config"])
-        if recorded["name"] == ZEBRA:
-            return zebra_record.settings(recorded["config"])
         return {label: _arm(settings) for label, settings in recorded["config"].items()}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise click.ClickException(

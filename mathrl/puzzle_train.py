@@ -262,7 +262,7 @@ def demonstrations(
     >>> from mathrl.zebra.generator import generate
     >>> puzzles, codec = from_puzzles([generate(Size(2, 2), 0, 0)], 8), Codec(Size(2, 2), 8)
     >>> demonstrations(puzzles, codec, "solver", 1, np.random.default_rng(0))
-    array([[[2, 5, 3, 8, 0]]])
+    array([[[3, 5, 2, 8, 0]]])
     """
     shape = (len(puzzles.values), count, codec.cells)
     if order == "random":

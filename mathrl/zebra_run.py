@@ -1,10 +1,11 @@
 """The experiment on Zebra puzzles: its stages, its arms, its sizes, and where their files are.
 
-    folder/train, validation, test      puzzles
-    folder/random, solver, sampled .safetensors  supervised models and the states of their training
-    folder/bootstrap.json               mean rewards of the supervised model on the validation set
-    folder/ARM-SEED.safetensors         reinforced models, all from `random`
-    folder/evaluate-NAME.json           each model on the test set
+- `train`, `validation` and `test` are folders of puzzles;
+- `random`, `solver` and `sampled` with the ending `.safetensors`: supervised models, and the states
+  of their training;
+- `bootstrap.json`: mean rewards of the supervised model on the validation set;
+- `ARM-SEED.safetensors`: reinforced models, all from `random`;
+- `evaluate-NAME.json`: each model on the test set.
 
 Every stage goes on where it was killed and skips what is finished. Validation puzzles serve to
 bootstrap and for learning curves. Test puzzles are looked at by `evaluate` alone: no choice depends

@@ -5,8 +5,9 @@ from statistics import fmean
 
 import pytest
 
-from mathrl import compare, evidence, zebra_record, zebra_run
+from mathrl import compare, evidence, zebra_run
 from mathrl._sources import ROOT
+from tests.benchmarks import record_zebra
 
 MIXED = ("alpha-99", "alpha-95", "alpha-90", "alpha-75")
 
@@ -26,13 +27,13 @@ def test_a_small_plan_is_recorded_and_repeats():
         seeds=(0, 5),
     )
     told = []
-    first = zebra_record.run(plan=plan, tell=lambda *row: told.append(row[:2]), show=False)
+    first = record_zebra.run(plan=plan, tell=lambda *row: told.append(row[:2]), show=False)
     assert len(told) == 2 * len(zebra_run.ARMS)
-    assert set(first["metrics"]["runs"]) == {zebra_record.key(arm) for arm in zebra_run.ARMS}
+    assert set(first["metrics"]["runs"]) == {record_zebra.key(arm) for arm in zebra_run.ARMS}
     assert len(first["checkpoints"]) == 3 + 2 * len(zebra_run.ARMS)
     assert len(set(first["checkpoints"].values())) > 3
-    assert zebra_record.settings(first["config"]) == plan
-    assert evidence.differences(first, zebra_record.run(plan=plan, show=False)) == []
+    assert record_zebra.settings(first["config"]) == plan
+    assert evidence.differences(first, record_zebra.run(plan=plan, show=False)) == []
     row = first["metrics"]["runs"]["batch"][1]
     assert row["seed"] == 5
     assert row["end"]["test"]["count"] == 40

@@ -1,4 +1,11 @@
-"""What the experiment on Zebra puzzles left in its folder, as one manifest."""
+"""The experiment on Zebra puzzles as one manifest: record it, or repeat it and compare.
+
+    python tests/benchmarks/record_zebra.py [--folder FOLDER] [--rebuild]
+
+All stages that are not done in the folder are done first; `mathrl zebra run` does them in several
+processes. The whole takes about an hour of one core. With `--rebuild` the manifest in docs/evidence
+is compared with what came out, and not written.
+"""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -7,7 +14,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import click
 import safetensors.torch
+import torch
 
 from mathrl import _sources, compare, evidence, resume
 from mathrl.mixture import bootstrap_scales
@@ -211,3 +220,33 @@ def _seconds(experiment: Experiment, name: str) -> float:
 def _parameters(experiment: Experiment, name: str) -> str:
     model = experiment.trained(name)
     return evidence.sha256(safetensors.torch.save(dict(model.state_dict())))
+
+
+@click.command()
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--rebuild", is_flag=True)
+def main(folder: Path | None, rebuild: bool) -> None:
+    """Record the experiment of the plan "small", or repeat it and compare."""
+    torch.set_num_threads(1)
+    path = _sources.ROOT / "docs/evidence/zebra.json"
+    plan = settings(evidence.read_manifest(path)["config"]) if rebuild else PLANS["small"]
+    if folder is None:
+        made = run(plan=plan)
+    else:
+        experiment = Experiment(plan, folder)
+        experiment.run()
+        made = collect(experiment)
+    if not rebuild:
+        evidence.write_manifest(path, made)
+        click.echo(f"written: {path}")
+        return
+    found = evidence.differences(evidence.read_manifest(path), made)
+    for line in found:
+        click.echo(f"differs: {line}")
+    if found:
+        raise SystemExit(1)
+    click.echo(f"{path.name} is confirmed")
+
+
+if __name__ == "__main__":
+    main()
