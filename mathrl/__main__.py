@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathrl import _masks, _tables, _zebra_cli, arithmetic
+from mathrl import _masks, _zebra_cli, arithmetic
 from mathrl._sources import ROOT
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def bench(seeds: int, out: Path) -> None:
     recorded = experiments.run("bench", range(seeds), folder=out, tell=tell)
     evidence.write_manifest(out / "bench.json", recorded)
     click.echo(f"written: {out / 'bench.json'}\n")
-    _tables.report(recorded)
+    _report(recorded)
 
 
 @main.command()
@@ -172,7 +172,7 @@ def rebuild(ctx: click.Context, name: str) -> None:
     recorded = _verified(evidence.read_manifest, path)
     config, seeds = _settings(path, recorded), recorded["seeds"]
     arms = recorded["metrics"]["runs"]
-    size = f"{_tables.count(len(arms), 'arm')}, {_tables.count(len(seeds), 'seed')}"
+    size = f"{_count(len(arms), 'arm')}, {_count(len(seeds), 'seed')}"
     click.echo(f"{recorded['name']}: {size}, recorded in {recorded['seconds']:.0f} s")
     for source in evidence.changed_sources(recorded):
         click.echo(f"changed since it was recorded: {source}")
@@ -193,7 +193,7 @@ def rebuild(ctx: click.Context, name: str) -> None:
 
 
 def _tell(label: str, seed: int, result: Mapping[str, Any]) -> None:
-    train, test = (_tables.shown(result["end"][split]["success"]) for split in ("train", "test"))
+    train, test = (_shown(result["end"][split]["success"]) for split in ("train", "test"))
     click.echo(f"{label}, seed {seed}: success {train}, held-out {test}")
 
 
@@ -278,11 +278,11 @@ def evaluate(checkpoint: Path, manifest: Path | None) -> None:
         chances = [exact.value(model, arithmetic_problem(tasks)) for tasks in splits.values()]
     except ValueError as error:
         raise click.ClickException(f"checkpoint {checkpoint.name}: {error}") from None
-    _tables.table(
+    _table(
         "Exact, mean over tasks",
         ("tasks", "", "success", "worst", "greedy", "wrong sum", "wrong last", "entropy"),
         [
-            [name, str(len(tasks)), *map(_tables.shown, summary.values())]
+            [name, str(len(tasks)), *map(_shown, summary.values())]
             for (name, tasks), summary in zip(splits.items(), summaries, strict=True)
         ],
     )
@@ -290,13 +290,13 @@ def evaluate(checkpoint: Path, manifest: Path | None) -> None:
         [
             str(k),
             *(
-                _tables.shown(fmean(exact.pass_at_k(min(p, 1.0), k) for p in ps.tolist()))
+                _shown(fmean(exact.pass_at_k(min(p, 1.0), k) for p in ps.tolist()))
                 for ps in chances
             ),
         ]
         for k in experiments.PASS_AT
     ]
-    _tables.table("pass@k, exact", ("k", *splits), passes)
+    _table("pass@k, exact", ("k", *splits), passes)
 
 
 # ---------------------------------------------------------------- claims
@@ -380,6 +380,63 @@ def _verified(read: Callable[..., Any], *arguments: Any) -> Any:
         return read(*arguments)
     except EvidenceError as error:
         raise click.ClickException(f"refused: {error}") from None
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _report(recorded: "Manifest") -> None:
+    """Tables of the bench, from its manifest."""
+    [rows] = recorded["metrics"]["runs"].values()
+    stages = ("start", "supervised", "end")
+
+    def success(row: Mapping[str, Any], split: str) -> list[float]:
+        return [row[stage][split]["success"] for stage in stages]
+
+    training = []
+    for row in rows:
+        start, supervised, end = values = success(row, "train")
+        gained = f"{supervised - start:+.4f}", f"{end - supervised:+.4f}"
+        training.append([str(row["seed"]), *map(_shown, values), *gained])
+    names = ("seed", "start", "supervised", "reinforced")
+    gains = ("+ supervised", "+ reinforced")
+    _table("Exact success on the 20 training tasks", (*names, *gains), training)
+    held_out = [[str(row["seed"]), *map(_shown, success(row, "test"))] for row in rows]
+    _table("Exact success on the 5 held-out tasks", names, held_out)
+    budgets = ("supervised_budget", "reinforced_budget")
+    kinds = ("optimizer_steps", "samples", "sampled_tokens", "trained_tokens", "positions")
+    spent = [
+        [stage.removesuffix("_budget"), *(f"{sum(row[stage][k] for row in rows):,}" for k in kinds)]
+        for stage in budgets
+    ]
+    columns = ["stage", *(kind.replace("_", " ") for kind in kinds)]
+    _table(f"Spent, {_count(len(rows), 'seed')} together", columns, spent)
+    solved = sum(row["end"]["train"]["success"] >= 0.99 for row in rows)
+    click.echo(
+        f"{solved} of {_count(len(rows), 'seed')} with at least 0.99 on the training tasks, "
+        f"{recorded['seconds']:.1f} s in all"
+    )
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    for index, column in enumerate(columns):
+        grid.add_column(column, justify="right" if index else "left")
+    for row in rows:
+        grid.add_row(*row)
+    Console().print(grid, "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _shown(chance: float) -> str:
+    return f"{chance:.1e}" if 0 < chance < 1e-4 else f"{chance:.4f}"
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ def zebra() -> None:
     """Puzzles, a model that learns them, and mixed rewards.
 
     The stages in their order: generate, supervise, bootstrap, reinforce, evaluate; `run` does all.
-    A stage that was killed goes on where it was when it is called again. The stages that train run
-    under torchrun too, for example `torchrun --nproc-per-node=2 -m mathrl zebra supervise`.
+    A stage that was killed goes on where it was. The stages that train run under torchrun too:
+    `torchrun --nproc-per-node=2 -m mathrl zebra supervise`. Exit status as for mathrl.
     """
 
 
@@ -51,8 +51,7 @@ def generate(size: str, out: Path, processes: int) -> None:
 @click.option(
     "--order", type=click.Choice(["random", "solver", "sampled"]), default="random",
     show_default=True,
-    help="Of the actions in the solutions to learn from; `sampled` is a random order whose next "
-    "action is the target, where `random` spreads the target over all that may come.",
+    help="Of the actions; in `sampled` it is random too, but only the next one is a target.",
 )  # fmt: skip
 def supervise(size: str, out: Path, order: str) -> None:
     """Train a model on solutions."""

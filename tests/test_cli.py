@@ -241,7 +241,7 @@ def check_bench_tables(report, folder):
 
 def test_bench_tables(bench, capsys):
     def report(recorded):
-        command_line._tables.report(recorded)
+        command_line._report(recorded)
         return capsys.readouterr().out
 
     check_bench_tables(report, bench[0])
